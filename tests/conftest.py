@@ -3,6 +3,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 # Must precede any import of Triton. With Triton but no GPU, the kernels are tested in Triton's interpreter.
@@ -10,6 +11,8 @@ if importlib.util.find_spec("triton") and shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
 
 os.environ["HF_HUB_OFFLINE"] = "1"                      # no test downloads; a hub that cannot be reached takes minutes
+
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp()      # the user's own must not learn the names that tests use
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -40,6 +43,10 @@ def pytest_configure(config):
     if not 1 <= k <= n:
         raise pytest.UsageError(f"a shard is K/N with whole numbers 1 <= K <= N, such as 3/8, got {shard!r}")
     config.stash[SHARD] = k, n
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 
 SHARD = pytest.StashKey[tuple[int, int]]()

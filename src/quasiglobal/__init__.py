@@ -7,9 +7,12 @@
 <Topology ring:16: n = 16, period 1>
 """
 
-from __future__ import annotations
-
 import sys
+
+# Python puts the current folder first on the path for `python -m quasiglobal`; a file torch.py there is no PyTorch.
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("quasiglobal", "-mquasiglobal"):
+    del sys.path[: not sys.flags.safe_path]
+
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any

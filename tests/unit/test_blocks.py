@@ -129,7 +129,7 @@ def understand(tmp_path, monkeypatch):
 
 
 def test_every_block_says_what_it_is():
-    known = {"python", "toml", "bash", "console", "text", "yaml"}
+    known = {"python", "toml", "bash", "console", "text", "yaml", "ini", "dockerfile"}
     assert [(block.page, block.text[:40]) for block in BLOCKS if block.language not in known] == []
 
 
@@ -147,6 +147,15 @@ def test_the_commands_are_understood(understand):
     assert len(commands) > 50
     for command in commands:
         understand(command[1:])
+
+
+def test_the_commands_of_services_are_understood(understand):
+    unit, container = ((ROOT / "examples" / "services" / name).read_text()
+                       for name in ("quasiglobal-node.service", "Containerfile"))
+    started = [*re.findall(r"^ExecStart=\S+/qg (.*)$", unit, re.M), *re.findall(r"^#   qg (.*)$", container, re.M)]
+    assert len(started) == 3
+    for words in started:
+        understand(shlex.split(words))
 
 
 def test_what_other_commands_name_exists(understand):
@@ -227,6 +236,7 @@ OTHERS = {
     "own_model.py": "test_documents.py", "quickstart.py": "test_documents.py",
     "four_hospitals.sh": "docs/tutorials/hospitals.md", "four_hospitals.py": "four_hospitals.sh",
     "torchrun_digits.py": "docs/tutorials/torchrun.md", "notes.py": "docs/text.md",
+    "curious_neighbour.py": "tests/distributed/test_curious.py",
 }
 """Examples whose page has no output below them, and what runs them."""
 

@@ -498,6 +498,16 @@ def test_the_organiser_gives_out_numbers(federation, tmp_path):
         organiser.revoke("esen")
 
 
+def test_extending_never_shortens(federation):
+    organiser, _ = federation
+    before = organiser.read()
+    with pytest.raises(InputError, match=rf"20 days from now, but federation tumours ends {before.ends:%Y-%m-%d}, "
+                       r"which is later; name 30 days or more"):
+        organiser.extend(20)
+    assert organiser.read() == before
+    assert organiser.extend(31).ends > before.ends
+
+
 @pytest.mark.parametrize("name", ["", "Aachen", "a b", "../x", "x" * 41, "-a", "3", "a/b"])
 def test_names_are_safe_in_files_and_addresses(tmp_path, name):
     with pytest.raises(InputError, match="use at most 40 lower-case letters"):
@@ -539,7 +549,7 @@ def test_the_ten_commands_of_the_guide_enrol_four_hospitals(monkeypatch, capsys,
         assert (status, err) == (0, ""), words
         assert max(map(len, out.splitlines())) <= 80
         said[words.split()[1], where] = out
-    assert len(asked) == 5
+    assert len(asked) == 8                                  # one for each request, one at each site
     organisers = {one.splitlines()[1] for (word, _), one in said.items() if word == "install"}
     assert organisers == {said["new", "organiser"].splitlines()[3]}             # both read out the same
     (shown,) = re.findall(r"^```text\n(.*?)```", guide, re.MULTILINE | re.DOTALL)
@@ -548,6 +558,12 @@ def test_the_ten_commands_of_the_guide_enrol_four_hospitals(monkeypatch, capsys,
     sites = [SiteFolder(tmp_path / name / "site") for name in NAMES]
     assert [site.own().node for site in sites] == [0, 1, 2, 3]
     assert sites[0].peer(shake(sites[0], sites[3])["client"]).node == 3
+    for site in sites:                                      # no key is in what is sent
+        raw = certificates.read_key(site.key).private_bytes_raw()
+        sent = [path.read_bytes() for path in (*site.path.glob("request-*.json"), site.file)]
+        assert len(sent) == 2
+        for form in (raw, raw.hex().encode(), base64.b64encode(raw)[:40], site.key.read_bytes().splitlines()[1]):
+            assert not any(form in text for text in sent)
 
 
 @pytest.mark.parametrize(("words", "says"), [
@@ -586,6 +602,31 @@ def test_both_sides_list_and_explain_their_commands(monkeypatch, capsys, name):
         status, about, _ = inside(monkeypatch, capsys, name, command, "--help")
         assert status == 0
         assert f"usage: qg {name} {command} " in about
+
+
+def test_each_request_is_asked_for_by_itself(monkeypatch, capsys, tmp_path):
+    organiser, asked = OrganiserFolder(tmp_path / "organiser"), []
+    organiser.new("tumours", "ring:4", 30)
+    requests = {name: SiteFolder(tmp_path / name).request("tumours", name, f"{name}.example:1") for name in NAMES}
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+
+    def approved(answer):
+        asked.clear()
+        monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or answer(question))
+        paths = [str(path) for path, _ in requests.values()]
+        return inside(monkeypatch, capsys, "federation", "approve", *paths, "--folder", str(organiser.path))
+
+    status, out, err = approved(lambda question: "n" if "cork" in question else "y")
+    assert status == 2
+    assert "cork was not approved, so nothing was changed; compare its fingerprint by telephone, or leave out" in err
+    assert organiser.read().sites == ()
+    assert len(asked) == 3
+    status, out, _ = approved(lambda question: "y")
+    assert status == 0
+    for number, (name, (_, request)) in enumerate(requests.items()):
+        assert asked[number] == f"Did {name} read this fingerprint to you, by telephone? Make it node {number}? [y/N] "
+        assert certificates.spoken(request.fingerprint).splitlines()[0] in out
+    assert [site.name for site in organiser.read().sites] == [*NAMES]
 
 
 def test_nothing_is_approved_or_trusted_without_a_comparison(monkeypatch, capsys, federation, tmp_path):

@@ -1,5 +1,6 @@
 """Loading transformers: sources, and errors for models that cannot be loaded."""
 
+import json
 import shutil
 
 import pytest
@@ -67,6 +68,18 @@ def test_a_pickle_is_refused_unless_asked_for(folder, monkeypatch):
     monkeypatch.setenv(ALLOW_PICKLE, "1")
     loaded = built(folder).model.bert.state_dict()
     assert all(loaded[name].equal(value) for name, value in weights.items())
+
+
+def test_nobody_is_asked_to_run_the_python_files_of_a_model(folder, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda question: pytest.fail(question))
+    (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n")
+    found = {"auto_map": {"AutoConfig": "evil.Evil", "AutoTokenizer": ["evil.Evil", None]}, "model_type": "evil"}
+    for file in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        (folder / file).write_text(json.dumps(found | {"tokenizer_class": "Evil"}))
+    for load in (built, lambda place: tokenizer_of(f"hf:{place}")):
+        with pytest.raises(InputError, match="contains custom code"):
+            load(folder)
+    assert not (folder / "ran").exists()
 
 
 @pytest.fixture

@@ -120,13 +120,34 @@ def _run(words: list[str]) -> None:
         print(f"qg {quasiglobal.__version__}")
     else:
         module = module_of(words[0])
-        sys.path.insert(0, os.getcwd())         # to import a user's package.module:Name
         if os.environ.get("NO_COLOR"):          # tyro reads this when it is imported
             os.environ["PYTHON_TYRO_ANSI_CODES"] = "False"
         terminal = import_module("quasiglobal.cli.terminal")
         warnings.showwarning = terminal.show_warning
         terminal.console.stderr = "--json" in words     # standard output holds the document alone
-        import_module(module).run(words[0], words[1:])
+        own_code = import_module("quasiglobal.common.own_code")
+        rest, allowed = without(own_code.OPTION, words[1:])
+        with own_code.only_given(allowed):
+            import_module(module).run(words[0], rest)
+
+
+def without(option: str, words: list[str]) -> tuple[list[str], list[str]]:
+    """The words without an option that every command has, and the option's values.
+
+    >>> without("--allow-code", ["--lr", "0.1", "--allow-code", "mine", "--allow-code=yours"])
+    (['--lr', '0.1'], ['mine', 'yours'])
+    """
+    rest: list[str] = []
+    values: list[str] = []
+    left = iter(words)
+    for word in left:
+        if word == option:
+            values.append(next(left, ""))
+        elif word.startswith(f"{option}="):
+            values.append(word.removeprefix(f"{option}="))
+        else:
+            rest.append(word)
+    return rest, values
 
 
 def _help() -> str:
@@ -139,6 +160,8 @@ def _help() -> str:
     lines.append(dedent("""
         `qg COMMAND --help` explains one command.
           --json      On every command that prints a table: one JSON document.
+          --allow-code PACKAGE.MODULE
+                      On every command: let names in files import this module of yours.
           --help      Show this list.
           --version   Print the version."""))
     return "\n".join(lines)

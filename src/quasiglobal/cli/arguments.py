@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import wraps
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated, TypeVar
@@ -14,6 +15,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli import wrapped
+from quasiglobal.common import own_code
 from quasiglobal.errors import InputError
 from quasiglobal.runs.options import Options, split_options
 from quasiglobal.runs.store import RunStore
@@ -43,7 +45,14 @@ Around = Annotated[Options, arg(name="")]
 
 def call(commands: Mapping[str, Callable[..., None]], name: str, words: Sequence[str]) -> None:
     """Parse the words and call the command, a function with typed arguments."""
-    tyro.cli(commands[name], prog=f"qg {name}", description=about(commands[name]), args=list(words))
+    command = commands[name]
+
+    @wraps(command)
+    def typed(*given: object, **more: object) -> None:
+        own_code.give((given, more))
+        command(*given, **more)
+
+    tyro.cli(typed, prog=f"qg {name}", description=about(command), args=list(words))
 
 
 def about(command: object) -> str:
@@ -87,7 +96,9 @@ def parsed(kind: type[Parsed], name: str, words: Sequence[str]) -> Parsed:
         )
         return result
 
-    file = parse(Draft(), Options()).file
+    draft = parse(Draft(), Options())
+    file = draft.file
+    own_code.give(asdict(draft.experiment))
     if file is None:
         return parse(Experiment(), Options())
     if file.suffix not in (".toml", ".json"):           # a stray word, as in `--pretrained false`

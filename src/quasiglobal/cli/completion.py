@@ -20,6 +20,7 @@ from quasiglobal.cli import groups
 from quasiglobal.cli.arguments import ExperimentCommand, call
 from quasiglobal.cli.terminal import console, say_written
 from quasiglobal.common.files import replacing
+from quasiglobal.common.own_code import OPTION
 from quasiglobal.data.sources import PREFIXES, SOURCES, TEXT_SOURCES
 from quasiglobal.metrics import BUILT_IN
 from quasiglobal.models import MODELS, NORMS
@@ -118,7 +119,7 @@ def _described(name: str, module: str, summary: str) -> Described:
     kind = places.get(name.capitalize())
     if not (isinstance(kind, type) and issubclass(kind, ExperimentCommand)):
         kind = places.get(name)
-    options: dict[str, Accepted | None] = {"--help": None}
+    options: dict[str, Accepted | None] = {"--help": None, OPTION: Accepted()}
     words, files = list(below), bool(below)
     for field, plain, marks in (argument for one in below.values() or [kind] for argument in _arguments(one)):
         said = {"metavar": "", "name": field.replace("_", "-")}

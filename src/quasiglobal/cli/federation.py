@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -12,18 +13,28 @@ from tyro.conf import Positional, arg
 
 from quasiglobal.cli import OWN
 from quasiglobal.cli.arguments import File, Json, call
-from quasiglobal.cli.terminal import Listing, Values, console, print_json, say_written, size_in_words
+from quasiglobal.cli.terminal import (
+    Listing,
+    Values,
+    console,
+    preparing,
+    print_json,
+    say_written,
+    size_in_words,
+)
+from quasiglobal.data.dataset import deviations
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.peers import federation_file
 from quasiglobal.peers.audit import AUDIT, Record, Story
 from quasiglobal.peers.certificates import fingerprint, read_text, spoken
-from quasiglobal.peers.federation_file import Federation
+from quasiglobal.peers.federation_file import Federation, Site
 from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
+from quasiglobal.runs.constants import KIND, Share, add_to, read_share, share_of, terms
 from quasiglobal.topology.parsing import count_nodes, pairs_of
 
 FederationFolder = Annotated[Path, arg(metavar="FOLDER", help="The organiser's folder.")]
 OwnFolder = Annotated[Path, arg(metavar="FOLDER", help="The site's folder.")]
-Compared = Annotated[bool, arg(name="yes", help="The fingerprints were compared: do not ask.")]
+Compared = Annotated[bool, arg(name="yes", help="All fingerprints were compared: do not ask.")]
 
 
 def new(
@@ -59,7 +70,8 @@ def approve(
 ) -> None:
     """Approve sites: add their requests to the federation file.
 
-    A known site keeps its number; a new request changes its address.
+    Each request is asked for by itself; if one is not approved, nothing is changed. A known site keeps its number; a
+    new request changes its address.
 
     Args:
         request: Files that `qg site request` wrote.
@@ -68,13 +80,19 @@ def approve(
     if not request:
         raise InputError("name the requests to approve, as in `qg federation approve request-*.json`")
     asked = [federation_file.read_request(read_text(path), str(path)) for path in request]
-    for one in asked:
-        relays = ", which relays between sites that only dial" if one.relays else ""
-        _say_fingerprint(f"{one.name}, {one.address or 'which only dials'}{relays}", one.fingerprint)
-    _confirm("Did each site read this fingerprint to you, by telephone?", compared)
+
+    def confirm(site: Site) -> None:
+        relays = ", which relays between sites that only dial" if site.relays else ""
+        _say_fingerprint(f"{site.name}, {site.address or 'which only dials'}{relays}", site.fingerprint)
+        _confirm(
+            f"Did {site.name} read this fingerprint to you, by telephone? Make it node {site.node}?", compared,
+            f"{site.name} was not approved, so nothing was changed; compare its fingerprint by telephone, or leave out "
+            "its request",
+        )
+
     place = OrganiserFolder(folder)
     graph = place.read().topology
-    _say_next(place, place.approve(asked, count_nodes(graph), pairs_of(graph), node))
+    _say_next(place, place.approve(asked, count_nodes(graph), pairs_of(graph), node, confirm))
 
 
 def revoke(
@@ -96,10 +114,42 @@ def extend(days: float = 365, folder: FederationFolder = Path("federation")) -> 
     """Prolong the federation: write the next file, with a later end.
 
     Args:
-        days: Days from now until the federation ends.
+        days: Days from now until the federation ends; never earlier than its present end.
     """
     place = OrganiserFolder(folder)
     _say_next(place, place.extend(days))
+
+
+def pool(
+    file: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE...")],
+    experiment: Annotated[Path, arg(metavar="FILE.toml")],
+    folder: FederationFolder = Path("federation"),
+) -> None:
+    """Pool the sites' constants, and add them to the experiment.
+
+    These are the classes, the shape, and the mean and standard deviation of all sites' training examples together.
+    Send the experiment to the sites: all normalise by it, and a node with other constants is refused.
+
+    Args:
+        file: Files that `qg site constants` wrote, one of each site.
+        experiment: The experiment that all sites will train.
+    """
+    found, shares = OrganiserFolder(folder).read(), dict[str, Share]()
+    for path in file:
+        site, share = read_share(read_text(path), found, str(path))
+        if site in shares:
+            raise InputError(f"{path} is a second file of {site}; name one file of each site")
+        shares[site] = share
+    if not shares:
+        raise InputError("name the sites' files, as in `qg federation constants constants-*.json`")
+    add_to(experiment, terms(shares))
+    Listing([{"site": site} | asdict(share) for site, share in shares.items()], {
+        "site": "site", "examples": "examples", "mean": lambda row: _short(row["mean"]),
+        "std": lambda row: _short(deviations(row["variance"])),
+    }).show()
+    if left := [site.name for site in found.sites if site.name not in shares]:
+        console.print(f"Without {', '.join(left)}, of which no file was named.")
+    say_written([experiment])
 
 
 def show(folder: FederationFolder = Path("federation"), json: Json = False) -> None:
@@ -176,6 +226,34 @@ def renew(days: float = 7, key: File | None = None, folder: OwnFolder = Path("si
     """
     made = SiteFolder(folder).renew(timedelta(days=min(max(days, 0), 1e6)), key)
     console.print(f"The certificate of node {made.node} ends {made.ends:%Y-%m-%d %H:%M} UTC.")
+
+
+def constants(
+    data: Annotated[Positional[str], arg(metavar="DATA")],
+    label: str = "",
+    key: File | None = None,
+    folder: OwnFolder = Path("site"),
+) -> None:
+    """Write the constants of this site's data, for the organiser to pool.
+
+    The signed file tells the organiser the number of training examples, the mean and the variance of each channel or
+    column, the shape, and the names of the classes and columns; of texts, only the classes. The mean of few examples,
+    or the name of a rare class, can say something about a person.
+
+    Args:
+        data: Your data, as for `qg node --data`.
+        label: The column of a table that is predicted, if the data are a table.
+        key: The site's key, site.key, if it is not in the folder.
+    """
+    with preparing():
+        share = share_of(data, label)
+    path = SiteFolder(folder).sign(KIND, asdict(share), key)
+    say_written([path])
+    sums = f"{share.examples:,} training examples, with the mean and variance of each channel" if share.mean else ""
+    lists = {"shape": share.shape, "columns": share.features, "classes": share.classes}
+    told = [sums, *(f"{what} {', '.join(map(str, facts))}" for what, facts in lists.items() if facts)]
+    console.print(f"It tells the organiser: {'; '.join(filter(None, told))}.", soft_wrap=True)
+    console.print(f"Send {path} to the organiser.", soft_wrap=True)
 
 
 def status(folder: OwnFolder = Path("site"), json: Json = False) -> None:
@@ -278,8 +356,10 @@ def _called(row: Values) -> str:
 
 
 SUBCOMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "federation": {"new": new, "approve": approve, "revoke": revoke, "extend": extend, "show": show},
-    "site": {"request": request, "install": install, "renew": renew, "show": status, "audit": audit},
+    "federation": {"new": new, "approve": approve, "revoke": revoke, "extend": extend, "constants": pool, "show": show},
+    "site": {
+        "request": request, "install": install, "constants": constants, "renew": renew, "show": status, "audit": audit,
+    },
 }
 """The subcommands of `qg federation` and `qg site`."""
 
@@ -298,20 +378,28 @@ def run(name: str, words: Sequence[str]) -> None:
         call({f"{name} {words[0]}": commands[words[0]]}, f"{name} {words[0]}", words[1:])
 
 
+def _short(values: Sequence[float]) -> str:
+    """The first of some numbers."""
+    return " ".join(f"{value:.4g}" for value in values[:3]) + (" …" if len(values) > 3 else "")
+
+
 def _say_fingerprint(whose: str, print_: str) -> None:
     console.print(f"{whose}:")
     for line in spoken(print_).splitlines():
         console.print(f"    {line}")
 
 
-def _confirm(question: str, compared: bool) -> None:
+def _confirm(
+    question: str, compared: bool,
+    refused: str = "nothing was changed; compare the fingerprint by telephone, then run the command again",
+) -> None:
     """Ask on the terminal; raise unless the answer is yes."""
     if compared:
         return
     if not sys.stdin.isatty():
         raise InputError("compare the fingerprint by telephone, then run the command again with --yes")
     if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
-        raise InputError("nothing was changed; compare the fingerprint by telephone, then run the command again")
+        raise InputError(refused)
 
 
 def _say_next(place: OrganiserFolder, federation: Federation) -> None:

@@ -28,6 +28,7 @@ from quasiglobal.cli.terminal import (
     time_in_words,
     watcher,
 )
+from quasiglobal.common import own_code
 from quasiglobal.errors import InputError
 from quasiglobal.peers.bandwidth import read_bandwidth
 from quasiglobal.peers.dialling import read_proxy
@@ -56,6 +57,8 @@ def train(command: Train, words: Sequence[str]) -> None:
     if options.engine == "distributed" and options.processes and not launched():
         refuse_faults(experiment)
         spread(experiment.resolved.nodes, options.processes)             # raises once if there are too many
+        own_code.check_all(asdict(experiment))
+        words = [*words, *own_code.allowed()]
         sys.exit(launch(["train", *words], experiment, options.processes, all_print=options.log == "json"))
     finished = [folder for folder in folders_of(experiment, options) if folder.read_summary() is not None]
     if len(finished) < options.seeds:
@@ -246,7 +249,9 @@ def node(
     log: Literal["plain", "json"] = "plain",
     metrics_port: Annotated[str | None, arg(metavar="PORT")] = None,
 ) -> None:
-    """Run one node of an experiment on your own data, which never leaves this machine.
+    """Run one node of an experiment on your own data.
+
+    Neighbours receive models, not your files; they may reconstruct some examples from them (docs/deploy.md).
 
     Each owner starts one node with the same experiment file, on any machine that reaches its neighbours. The file
     fixes the settings that all owners share: classes, shape, steps and, for images, mean and std. A restarted node

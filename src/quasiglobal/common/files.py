@@ -208,6 +208,11 @@ def cache_folder(kind: str) -> Path:
     return Path(os.path.expanduser(own or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/quasiglobal")) / kind
 
 
+def config_folder() -> Path:
+    """Folder for the user's configuration: quasiglobal in $XDG_CONFIG_HOME or ~/.config."""
+    return Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config")) / "quasiglobal"
+
+
 @contextmanager
 def reading(path: object, what: str) -> Iterator[None]:
     """Turn any exception of a parser into an InputError of one sentence that names the file."""

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from quasiglobal.common import own_code
 from quasiglobal.errors import InputError
 
 PREFIX = "own:"
@@ -93,14 +94,17 @@ def is_path(text: str) -> bool:
 
 
 def imported(path: str, what: str) -> Any:
-    """Import the object at package.module:Name; raise InputError if that fails."""
+    """Import the object at package.module:Name; raise InputError if the user did not allow that, or if it fails."""
     module, _, name = path.partition(":")
+    own_code.check(path, what)
     try:
         found = getattr(import_module(module), name, None)
     except Exception as error:
         raise InputError(f"cannot import {module} for {what} {path}: {error}") from None
     if found is None:
-        raise InputError(f"module {module} has no {name!r}; write the {what} as {module}:Name")
+        hint = own_code.other_here(path) or f"; write the {what} as {module}:Name"
+        raise InputError(f"module {module} has no {name!r}{hint}")
+    own_code.remember(path)
     return found
 
 

@@ -222,6 +222,12 @@ def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ..
     >>> moments(torch.tensor([[[[0, 255]]], [[[255, 0]]]], dtype=torch.uint8), 255)
     ((0.5,), (0.5,))
     """
+    mean, variance = spread(x, scale)
+    return mean, deviations(variance)
+
+
+def spread(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and variance of x / scale, per channel."""
     if x.dtype == torch.uint8:  # from a histogram of 256 values: exact, and without a floating-point copy
         counts = torch.zeros(x.shape[1], 256, dtype=torch.float64)
         for images in torch.split(x, 4096):
@@ -230,8 +236,30 @@ def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ..
         values = torch.arange(256, dtype=torch.float64) / scale
         share = counts / counts.sum(dim=1, keepdim=True)
         mean = (share * values).sum(dim=1)
-        std = (share * (values - mean[:, None]) ** 2).sum(dim=1).sqrt()
+        variance = (share * (values - mean[:, None]) ** 2).sum(dim=1)
     else:
         numbers = x.double().transpose(0, 1).flatten(1) / scale
-        mean, std = numbers.mean(dim=1), numbers.std(dim=1, correction=0)
-    return tuple(mean.tolist()), tuple(s if s > 0 else 1.0 for s in std.tolist())
+        mean, variance = numbers.mean(dim=1), numbers.var(dim=1, correction=0)
+    return tuple(mean.tolist()), tuple(variance.tolist())
+
+
+def pooled(
+    parts: Sequence[tuple[int, Sequence[float], Sequence[float]]]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and variance of all examples, from the number of examples, mean and variance of each part.
+
+    n v = Σ n_k (v_k + (m_k − m)²): sums of squares would lose digits if the mean is large.
+
+    >>> pooled([(1, [0.0], [0.0]), (3, [4.0], [0.0])])
+    ((3.0,), (3.0,))
+    """
+    examples = torch.tensor([m for m, _, _ in parts], dtype=torch.float64)
+    means, variances = (torch.tensor([part[at] for part in parts], dtype=torch.float64) for at in (1, 2))
+    share = examples / examples.sum()
+    mean = share @ means
+    return tuple(mean.tolist()), tuple((share @ (variances + (means - mean) ** 2)).tolist())
+
+
+def deviations(variance: Sequence[float]) -> tuple[float, ...]:
+    """The standard deviations to divide by: 1 for a constant channel."""
+    return tuple(math.sqrt(one) if one > 0 else 1.0 for one in variance)

@@ -45,6 +45,9 @@ LARGE = 10**6
 ALLOW_PICKLE = "QG_ALLOW_PICKLE"
 """Environment variable; 1 allows pickled weights, which can run any code."""
 
+NO_CODE = {"trust_remote_code": False}
+"""transformers would ask on a terminal whether to run a model's Python files."""
+
 
 class LanguageModel(nn.Module):
     """A transformers model for sequence classification, unmodified: ids [batch, length] → logits [batch, classes].
@@ -109,7 +112,7 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
     if not _has(folder, TOKENIZERS) and not any(folder.glob("*.model")):    # transformers would make an empty one
         raise InputError(f"{folder} has no tokenizer ({TOKENIZERS[0]}); copy it there from the model's source")
     with _reading(transformers, folder):
-        return transformers.AutoTokenizer.from_pretrained(folder)
+        return transformers.AutoTokenizer.from_pretrained(folder, **NO_CODE)
 
 
 def vocabulary_of(name: str) -> int:
@@ -175,7 +178,7 @@ def _from_hub(name: str, weights: tuple[str, ...]) -> Path:
 
 def _config(transformers: ModuleType, folder: Path, **more: int) -> PretrainedConfig:
     with _reading(transformers, folder):
-        config = transformers.AutoConfig.from_pretrained(folder, **more)
+        config = transformers.AutoConfig.from_pretrained(folder, **NO_CODE, **more)
     if type(config) not in transformers.AutoModelForSequenceClassification._model_mapping:
         raise InputError(f"transformers has no text classifier for {config.model_type} models; use another model")
     return config
@@ -185,7 +188,7 @@ def _made(transformers: ModuleType, folder: Path, config: PretrainedConfig, pret
     """The model with the folder's weights, or with random ones; with our attention where it can be replaced."""
     auto = transformers.AutoModelForSequenceClassification
     replaced = auto._model_mapping[type(config)]._supports_attention_backend
-    how = {"dtype": torch.float32, **({"attn_implementation": registered()} if replaced else {})}
+    how = NO_CODE | {"dtype": torch.float32, **({"attn_implementation": registered()} if replaced else {})}
     if not pretrained:
         return auto.from_config(config, **how)
     model, found = auto.from_pretrained(

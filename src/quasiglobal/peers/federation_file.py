@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from types import UnionType
 from typing import TYPE_CHECKING
 
+from quasiglobal.common import own_code
 from quasiglobal.common.files import Json
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.peers.certificates import (
@@ -146,6 +147,7 @@ def read(text: bytes, organiser: Ed25519PublicKey, where: str) -> Federation:
     check_signature("federation", text, organiser, where)
     document = unchecked(text, where)
     _check_fields(document, where, federation=str, serial=int, ends=str, topology=str, organiser=str, sites=list)
+    own_code.read_from(where, document["topology"])
     sites = tuple(_site(one, f"site {at} in {where}") for at, one in enumerate(document["sites"]))
     for what in ("node", "name", "fingerprint"):
         if len({getattr(site, what) for site in sites}) < len(sites):
@@ -184,6 +186,17 @@ def read_request(text: bytes, where: str) -> Request:
         check_name(document["federation"], where), check_name(document["name"], where),
         read_address(document["address"], where), fingerprint(key), root, document["relays"],
     )
+
+
+def read_signed(kind: str, text: bytes, federation: Federation, where: str) -> tuple[Site, Json]:
+    """A document that a site of the federation signed: the site, and the other members."""
+    document = unchecked(text, where)
+    name, site = document.pop("federation", None), document.pop("site", None)
+    if name != federation.name or not isinstance(site, str):
+        raise InputError(f"{where} is not of a site of federation {federation.name}; ask the site for another")
+    found = federation.site(site)
+    check_signature(kind, text, key_of_root(found.root, where), where)
+    return found, document
 
 
 def check_name(text: str, where: str) -> str:

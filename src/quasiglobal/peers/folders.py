@@ -8,14 +8,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import math
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from quasiglobal.common.files import alone, read_json, replacing, write_json
+from quasiglobal.common.files import Json, alone, read_json, replacing, write_json
 from quasiglobal.errors import InputError
 from quasiglobal.peers import certificates, federation_file
 from quasiglobal.peers.certificates import (
@@ -28,6 +30,9 @@ from quasiglobal.peers.certificates import (
     read_key,
 )
 from quasiglobal.peers.federation_file import Federation, Request, Site
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 DAMAGED = "{} is damaged; run `qg site renew`"
 
@@ -58,7 +63,7 @@ class Identity:
 class SiteFolder:
     """The folder of one site.
 
-    site.key: the site's key, whose fingerprint the organiser approved; it signs certificates and nothing else.
+    site.key: the site's key, whose fingerprint the organiser approved; it signs certificates, and files of the site.
     tls.pem: the key and the short-lived certificate of its TLS connections, renewed from site.key.
     data.key: the key of the fingerprints of the site's data, derived from site.key, which may be kept elsewhere.
     """
@@ -164,9 +169,7 @@ class SiteFolder:
             raise InputError(f"a certificate is valid for at most {LONGEST_LIFETIME.days} days, got {lifetime}")
         found = self.federation()
         own = self.own(found)
-        signer = read_key(key or self.key)
-        if fingerprint(signer.public_key()) != own.fingerprint:
-            raise InputError(f"{key or self.key} is not the key that {self.root} belongs to; restore the right one")
+        signer = self._signer(own, key)
         if not self.data.exists():
             certificates.write_private(self.data, certificates.derived(signer, DATA).hex().encode() + b"\n")
         made = certificates.issue(signer, found.name, own.node, lifetime)
@@ -183,6 +186,22 @@ class SiteFolder:
             return bytes.fromhex(self.data.read_text())
         except (OSError, ValueError):
             raise InputError(f"{self.data} is damaged; delete it, and run `qg site renew`") from None
+
+    def sign(self, kind: str, document: Json, key: Path | None = None) -> Path:
+        """Write a document in this site's name, such as constants-aachen.json, which `read_signed` checks."""
+        found = self.federation()
+        own = self.own(found)
+        path = self.path / f"{kind}-{own.name}.json"
+        named = {"federation": found.name, "site": own.name} | document
+        _write(path, certificates.sign(kind, named, self._signer(own, key)))
+        return path
+
+    def _signer(self, own: Site, key: Path | None) -> Ed25519PrivateKey:
+        """The site's key, at this path if it is kept elsewhere."""
+        signer = read_key(key or self.key)
+        if fingerprint(signer.public_key()) != own.fingerprint:
+            raise InputError(f"{key or self.key} is not the key that {self.root} belongs to; restore the right one")
+        return signer
 
     def shown(self) -> CertificateClaim | None:
         """The claim of this site's TLS certificate; None if there is no certificate yet."""
@@ -312,12 +331,13 @@ class OrganiserFolder:
         return fingerprint(read_key(self.key).public_key())
 
     def approve(
-        self, requests: Sequence[Request], nodes: int, links: Sequence[tuple[int, int]], node: int | None = None
+        self, requests: Sequence[Request], nodes: int, links: Sequence[tuple[int, int]], node: int | None = None,
+        confirm: Callable[[Site], None] = lambda site: None,
     ) -> Federation:
         """Add sites, under the lowest free numbers or, for one site, under `node`.
 
         `nodes` and `links` describe the federation's topology. A request with a known key keeps the site's number and
-        changes its address.
+        changes its address. `confirm` is called with each site before anything is written, and may raise.
         """
         if node is not None and len(requests) != 1:
             raise InputError(f"--node is for one request, got {len(requests)}; approve them one by one")
@@ -326,6 +346,8 @@ class OrganiserFolder:
             for request in requests:
                 found = _with(found, request, nodes, node)
             found.check_edges(links)
+            for request in requests:
+                confirm(found.site(request.name))
             return self._write_next(found)
 
     def revoke(self, site: str) -> Federation:
@@ -336,9 +358,16 @@ class OrganiserFolder:
             return self._write_next(replace(found, sites=tuple(one for one in found.sites if one != gone)))
 
     def extend(self, days: float) -> Federation:
-        """Write the next file, which ends this many days from now."""
+        """Write the next file, which ends this many days from now; refuse an end before the present one."""
         with _alone(self.path):
-            return self._write_next(replace(self.read(), ends=_end(days)))
+            found, ends = self.read(), _end(days)
+            if ends < found.ends:
+                least = math.ceil((found.ends - now()) / timedelta(days=1))
+                raise InputError(
+                    f"{ends:%Y-%m-%d} is {days:g} days from now, but federation {found.name} ends "
+                    f"{found.ends:%Y-%m-%d}, which is later; name {least} days or more"
+                )
+            return self._write_next(replace(found, ends=ends))
 
     def _write_next(self, federation: Federation) -> Federation:
         self._write(replace(federation, serial=federation.serial + 1))

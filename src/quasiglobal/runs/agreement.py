@@ -1,6 +1,7 @@
 """Settings that data owners must agree on: they are in the experiment, and admission compares its hash.
 
-No owner reveals the number or content of its examples. Only parameters leave a node.
+Nodes do not send the number of their examples. They send models, from which a neighbour may reconstruct examples
+(docs/deploy.md).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def agreement(experiment: Experiment) -> Experiment:
         raise InputError("owners bring their own test data; leave out validation")
     if experiment.weights == "examples":
         raise InputError(
-            "numbers of examples stay at their owners, so weights = examples is unknown here; agree on numbers, "
+            "nodes do not send their numbers of examples, so weights = examples is unknown here; agree on numbers, "
             'as in weights = "1200,340,80"'
         )
     return replace(experiment, data="own", partition="whole")

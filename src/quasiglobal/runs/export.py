@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from quasiglobal.common import own_code
 from quasiglobal.common.files import write_json, write_tensors
 from quasiglobal.common.objects import is_path
 from quasiglobal.data.dataset import Dataset
@@ -157,7 +158,9 @@ def read(path: Path) -> Exported:
         with safe_open(file, framework="pt") as content:
             metadata = content.metadata() or {}
             state = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-        experiment = from_mapping(json.loads(metadata["experiment"]), str(path))
+        settings = json.loads(metadata["experiment"])
+        own_code.read_from(path, settings)
+        experiment = from_mapping(settings, str(path))
         features = tuple(json.loads(metadata.get("features", "[]")))
     except (OSError, SafetensorError):
         if (path / "experiment.json").is_file():

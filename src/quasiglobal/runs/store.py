@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
+from quasiglobal.common import own_code
 from quasiglobal.common.files import Json, alone, append_line, read_epochs, read_json, write_json, write_lines
 from quasiglobal.common.fingerprint import fingerprint
 from quasiglobal.common.objects import Named, facts_of, imported, is_path
@@ -251,6 +252,7 @@ def read_run(folder: Path) -> Run:
         values = read_json(folder / "experiment.json")
     except (OSError, ValueError, RecursionError):
         raise InputError(f"{folder} is not a run: {_why_no_run(folder)}") from None
+    own_code.read_from(folder / "experiment.json", values)
     return RunFolder(folder, from_mapping(values, str(folder / "experiment.json"))).read()
 
 

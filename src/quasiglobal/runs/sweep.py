@@ -6,10 +6,11 @@ On a cluster every machine needs the package, the data, and the run folders at t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from types import ModuleType
 
+from quasiglobal.common import own_code
 from quasiglobal.data.sources import data_folder
 from quasiglobal.errors import InputError
 from quasiglobal.runs.local import simulate
@@ -34,6 +35,7 @@ def sweep(experiments: Sequence[Experiment], options: Options, watch: Watcher = 
         options, on="here", runs=options.runs.absolute(), data_dir=data_folder(options.data_dir).absolute(),
         utilisation=options.utilisation and options.utilisation.absolute(),
     )
+    own_code.check_all(map(asdict, unfinished))             # the cluster's machines do not ask
     job = ray.remote(_train).options(
         max_retries=RETRIES, retry_exceptions=True, num_gpus=1 if gpus else 0, num_cpus=0 if gpus else 1
     )

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from quasiglobal.algorithms.base import checked
 from quasiglobal.algorithms.centralized import Centralized
+from quasiglobal.common import own_code
 from quasiglobal.common.objects import Named, facts_of, readable
 from quasiglobal.engines.draws import check_probability
 from quasiglobal.errors import InputError, unknown, whole
@@ -386,6 +387,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not {kind}: {error}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} is not an experiment: it holds a {type(values).__name__}")
+    own_code.read_from(path, values)
     return values
 
 
