@@ -15,7 +15,7 @@ from quasiglobal.cli.arguments import File, Json, call
 from quasiglobal.cli.terminal import Listing, Values, console, print_json, say_written, size_in_words
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.peers import federation_file
-from quasiglobal.peers.audit import AUDIT, Record, Story
+from quasiglobal.peers.audit import AUDIT, Story, Trail
 from quasiglobal.peers.certificates import fingerprint, read_text, spoken
 from quasiglobal.peers.federation_file import Federation
 from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
@@ -199,25 +199,25 @@ def audit(
         hash: A hash that an earlier check printed, to be found in the file.
     """
     path = run / AUDIT if run.is_dir() else run
-    record = Record.read(path)
-    story, place = Story(record.lines), record.place_of(hash) if hash else 0
+    trail = Trail.read(path)
+    story, place = Story(trail.lines), trail.place_of(hash) if hash else 0
     if json:
         print_json({
-            "file": str(path), "lines": len(record.hashes), "not_chained": record.unchained, "torn": record.torn,
-            "breaks": [{"line": number, "why": why} for number, why in record.breaks.items()],
-            "last_hash": record.last_hash, "line_of_hash": place or None,
+            "file": str(path), "lines": len(trail.hashes), "not_chained": trail.unchained, "torn": trail.torn,
+            "breaks": [{"line": number, "why": why} for number, why in trail.breaks.items()],
+            "last_hash": trail.last_hash, "line_of_hash": place or None,
             "processes": story.processes, "connections": story.connections, "events": story.events,
         })
     else:
         _show_story(story)
-        for line in _chain_in_words(record):
+        for line in _chain_in_words(trail):
             console.print(line, soft_wrap=True)
-        if place and not any(number <= place for number in record.breaks):
+        if place and not any(number <= place for number in trail.breaks):
             console.print(f"The given hash is that of line {place}: all lines up to it are as they were then.")
     if hash and not place:
         raise InputError(f"no line of {path} has the given hash: it was rewritten, or its last lines are missing")
-    if record.breaks:
-        (number, why), *others = record.breaks.items()
+    if trail.breaks:
+        (number, why), *others = trail.breaks.items()
         more = f" (and at {len(others)} more lines)" if others else ""
         raise InputError(f"the chain of {path} breaks at line {number}, which {why}{more}")
 
@@ -247,17 +247,17 @@ def _show_story(story: Story) -> None:
         }, title="Other events", folds={"what": 30}).show()
 
 
-def _chain_in_words(record: Record) -> Iterator[str]:
+def _chain_in_words(trail: Trail) -> Iterator[str]:
     """Sentences about the chain."""
-    if record.unchained:
-        yield f"Lines 1 to {record.unchained} are not chained: version 2 wrote them. The next line has the hash of all."
-    if record.torn:
-        yield f"A crash tore line {' and '.join(map(str, record.torn))}."
-    if not record.breaks:
-        yield f"The chain of {len(record.hashes)} lines does not break. The last hash is"
+    if trail.unchained:
+        yield f"Lines 1 to {trail.unchained} are not chained: version 2 wrote them. The next line has the hash of all."
+    if trail.torn:
+        yield f"A crash tore line {' and '.join(map(str, trail.torn))}."
+    if not trail.breaks:
+        yield f"The chain of {len(trail.hashes)} lines does not break. The last hash is"
     else:
         yield "The chain breaks. The last hash is"
-    yield f"    {record.last_hash}"
+    yield f"    {trail.last_hash}"
     yield (
         "A file that was rewritten as a whole, or has lost its last lines, looks the same. Keep this hash elsewhere, "
         "and check with --hash that it is still there."
