@@ -225,20 +225,19 @@ def audit(
 def _show_story(story: Story) -> None:
     """Print the processes, the connections and the other events."""
     Listing(story.processes, {
-        "from": lambda row: _minute(row["began"]), "until": lambda row: _minute(row["until"]),
-        "end": lambda row: row["end"] or "not recorded",
-        "this site": lambda row: _called(row), "version": lambda row: row["version"] or "-",
-        "experiment": lambda row: row["experiment"] or "-",
-        "steps": lambda row: "{}-{}".format(*row["steps"]),
+        "when": _when,
+        "this site": lambda row: "\n".join((
+            _called(row), f"version {row['version'] or '-'}", f"experiment {row['experiment'] or '-'}",
+            "steps {}-{}".format(*row["steps"]),
+        )),
         "data": lambda row: spoken(row["data"] or "-", 4), "key": lambda row: spoken(row["key"] or "-", 4),
     }, title="This site's processes").show()
     Listing(story.connections, {
-        "from": lambda row: _minute(row["began"]), "until": lambda row: _minute(row["until"]),
-        "end": lambda row: row["end"] or "not recorded",
-        "neighbour": lambda row: _called(row), "address": lambda row: row["address"] or "-",
-        "sent": lambda row: size_in_words(row["sent"]), "received": lambda row: size_in_words(row["received"]),
+        "when": _when,
+        "neighbour": lambda row: f"{_called(row)}\n{row['address'] or '-'}",
+        "models": lambda row: f"sent {size_in_words(row['sent'])}\nreceived {size_in_words(row['received'])}",
         "key": lambda row: spoken(row["key"] or "-", 4),
-    }, title="Connections, over which models went").show()
+    }, title="Connections").show()
     if story.events:
         names = ("time", "event", "line", "before", "torn")
         Listing(story.events, {
@@ -262,6 +261,11 @@ def _chain_in_words(trail: Trail) -> Iterator[str]:
         "A file that was rewritten as a whole, or has lost its last lines, looks the same. Keep this hash elsewhere, "
         "and check with --hash that it is still there."
     )
+
+
+def _when(row: Values) -> str:
+    """The beginning of a process or a connection, the last line about it, and how it ended."""
+    return "\n".join((_minute(row["began"]), _minute(row["until"]), row["end"] or "not recorded"))
 
 
 def _minute(time: str) -> str:
