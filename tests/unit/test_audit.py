@@ -9,7 +9,7 @@ import pytest
 
 from quasiglobal.cli.federation import audit
 from quasiglobal.errors import InputError
-from quasiglobal.peers.audit import Record, append
+from quasiglobal.peers.audit import Trail, append
 from quasiglobal.peers.sites import Audit
 
 VERSION_2 = [
@@ -40,7 +40,7 @@ def test_every_line_has_the_hash_of_the_line_before(path):
     lines = path.read_bytes().splitlines()
     before = [json.loads(line)["before"] for line in lines]
     assert before == [hashlib.sha256(text).hexdigest() for text in (b"", *lines[:-1])]
-    found = Record.read(path)
+    found = Trail.read(path)
     assert (found.breaks, found.unchained, found.torn) == ({}, 0, [])
     assert found.last_hash == hashlib.sha256(lines[-1]).hexdigest()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -50,8 +50,8 @@ def test_a_restart_continues_the_chain_and_long_lines_too(path):
     write(path, "a")
     Audit(path).record("federation", sites=["x" * 40] * 3000)       # much longer than a block
     write(path, "b")
-    assert Record.read(path).breaks == {}
-    assert [line["event"] for line in Record.read(path).lines] == ["a", "federation", "b"]
+    assert Trail.read(path).breaks == {}
+    assert [line["event"] for line in Trail.read(path).lines] == ["a", "federation", "b"]
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_a_restart_continues_the_chain_and_long_lines_too(path):
 def test_a_changed_removed_or_inserted_line_breaks_the_chain_there(path, change, at):
     write(path, *"abcdef")
     path.write_bytes(b"\n".join([*change(path.read_bytes().splitlines()), b""]))
-    assert min(Record.read(path).breaks) == at
+    assert min(Trail.read(path).breaks) == at
     with pytest.raises(InputError, match=rf"^the chain of {re.escape(str(path))} breaks at line {at}, which "):
         audit(path)
     write(path, "g")                                        # the chain continues after the break
-    assert max(Record.read(path).breaks) <= at + 1
+    assert max(Trail.read(path).breaks) <= at + 1
 
 
 def test_a_cut_tail_is_found_by_a_hash_that_was_kept_elsewhere(path, capsys):
     write(path, *"abcd")
-    kept = Record.read(path).last_hash
+    kept = Trail.read(path).last_hash
     write(path, "e")
     audit(path, hash=kept)
     assert "The given hash is that of line 4: all lines up to it are as they were then." in capsys.readouterr().out
@@ -94,26 +94,26 @@ def test_a_torn_line_stays_and_is_chained_too(path, whole):
     torn = b'{"time": "2026-01-01T10'
     with open(path, "ab") as file:
         file.write(torn)
-    assert Record.read(path).torn == [len(whole) + 1]
+    assert Trail.read(path).torn == [len(whole) + 1]
     write(path, "d", "e")
-    found = Record.read(path)
+    found = Trail.read(path)
     assert (found.breaks, found.torn) == ({}, [len(whole) + 1])
     assert path.read_bytes().split(b"\n")[len(whole)] == torn
     path.write_bytes(path.read_bytes().replace(torn, torn[:-1]))
-    assert Record.read(path).breaks
+    assert Trail.read(path).breaks
 
 
 def test_lines_of_version_2_are_read_and_covered_by_the_first_chained_line(path, capsys):
     path.write_text("".join(json.dumps(line) + "\n" for line in VERSION_2))
-    assert (Record.read(path).unchained, Record.read(path).breaks) == (3, {})
+    assert (Trail.read(path).unchained, Trail.read(path).breaks) == (3, {})
     audit(path)
     said = capsys.readouterr().out
     assert "Lines 1 to 3 are not chained: version 2 wrote them." in said
     assert "7 kB" in said
     write(path, "d", "e")
-    assert (Record.read(path).unchained, Record.read(path).breaks) == (3, {})
+    assert (Trail.read(path).unchained, Trail.read(path).breaks) == (3, {})
     path.write_text(path.read_text().replace('"sent": 7000', '"sent": 7'))
-    assert list(Record.read(path).breaks) == [4]
+    assert list(Trail.read(path).breaks) == [4]
 
 
 def test_two_writers_make_one_chain(path):
@@ -122,7 +122,7 @@ def test_two_writers_make_one_chain(path):
         thread.start()
     for thread in threads:
         thread.join()
-    found = Record.read(path)
+    found = Trail.read(path)
     assert (len(found.lines), found.breaks) == (200, {})
 
 
@@ -166,7 +166,7 @@ def test_a_file_of_rubbish_is_read_without_an_error(path, content):
     path.write_bytes(content)
     audit(path)
     write(path, "a")
-    assert Record.read(path).breaks == {}
+    assert Trail.read(path).breaks == {}
 
 
 def test_a_missing_file_is_one_sentence(tmp_path):

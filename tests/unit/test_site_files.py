@@ -1,8 +1,11 @@
-"""The files of a site that are its owner's alone, and the fingerprints of its data."""
+"""The files of a site that are its owner's alone, their backups, and the fingerprints of its data."""
 
 import logging
 import os
+import shutil
+import time
 from dataclasses import replace
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from quasiglobal.data.dataset import Dataset, Examples, keyed_fingerprint
 from quasiglobal.data.own import from_arrays
 from quasiglobal.data.sources import load
 from quasiglobal.errors import InputError
+from quasiglobal.peers.certificates import now
 from quasiglobal.peers.folders import SiteFolder
 from quasiglobal.runs import node
 from quasiglobal.runs.checkpoints import Part
@@ -165,3 +169,54 @@ def test_without_the_sites_key_it_is_said_that_the_fingerprint_is_missing(site, 
     assert facts_of_data(data, InFederation(site.path), Part(tmp_path, 0, [0])) == {}
     assert "run `qg site renew --key FILE` once" in caplog.text
     assert SiteFolder(site.path).data_key() is None
+
+
+# ---------------------------------------------------------------------------------------- backups (docs/deploy.md)
+
+
+def restored(backup, place):
+    """A folder as it was when it was backed up."""
+    shutil.rmtree(place)
+    shutil.copytree(backup, place)
+
+
+def test_a_restored_site_knows_only_the_file_of_its_backup_until_it_gets_the_newest(tmp_path):
+    organiser, (site, *_) = enrolled(tmp_path)
+    site.renew(timedelta(seconds=1))
+    shutil.copytree(site.path, tmp_path / "backup")
+    old = site.text()
+    organiser.revoke("cork")
+    site.accept(organiser.file.read_bytes())
+    with pytest.raises(InputError, match="has serial 2, but 3 was seen here; ask for the newest file"):
+        site.accept(old)
+    restored(tmp_path / "backup", site.path)
+    site = SiteFolder(site.path)
+    assert [one.name for one in site.federation().sites] == ["aachen", "basel", "cork", "delft"]    # cork is back
+    assert site.accept(organiser.file.read_bytes())         # `qg site install`, or from a neighbour
+    assert [one.name for one in site.federation().sites] == ["aachen", "basel", "delft"]
+    with pytest.raises(InputError, match="has serial 2, but 3 was seen here; ask for the newest file"):
+        site.accept(old)
+    time.sleep(max(0.0, (site.shown().ends - now()).total_seconds() + 1))
+    ended = site.certificate.read_bytes()
+    site.client_context()                                   # a certificate that ended meanwhile is made anew
+    assert site.certificate.read_bytes() != ended
+    for lost in (site.certificate, site.data, site.newest):
+        lost.unlink()
+    site.client_context()
+    assert {mode(path) for path in (site.key, site.certificate, site.data)} == {0o600}
+
+
+def test_a_restored_organiser_needs_the_newest_file_of_a_site(tmp_path):
+    organiser, (site, *_) = enrolled(tmp_path)
+    shutil.copytree(organiser.path, tmp_path / "backup")
+    organiser.revoke("cork")
+    site.accept(organiser.file.read_bytes())
+    restored(tmp_path / "backup", organiser.path)
+    organiser.extend(60)                                    # a second file with serial 3
+    with pytest.raises(InputError, match="differs from another file with serial 3"):
+        site.accept(organiser.file.read_bytes())
+    restored(tmp_path / "backup", organiser.path)
+    shutil.copy(site.file, organiser.file)
+    organiser.extend(60)
+    assert site.accept(organiser.file.read_bytes())
+    assert (site.federation().serial, len(site.federation().sites)) == (4, 3)

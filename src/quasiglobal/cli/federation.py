@@ -25,7 +25,7 @@ from quasiglobal.cli.terminal import (
 from quasiglobal.data.dataset import deviations
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.peers import federation_file
-from quasiglobal.peers.audit import AUDIT, Record, Story
+from quasiglobal.peers.audit import AUDIT, Story, Trail
 from quasiglobal.peers.certificates import fingerprint, read_text, spoken
 from quasiglobal.peers.federation_file import Federation, Site
 from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
@@ -281,25 +281,25 @@ def audit(
         hash: A hash that an earlier check printed, to be found in the file.
     """
     path = run / AUDIT if run.is_dir() else run
-    record = Record.read(path)
-    story, place = Story(record.lines), record.place_of(hash) if hash else 0
+    trail = Trail.read(path)
+    story, place = Story(trail.lines), trail.place_of(hash) if hash else 0
     if json:
         print_json({
-            "file": str(path), "lines": len(record.hashes), "not_chained": record.unchained, "torn": record.torn,
-            "breaks": [{"line": number, "why": why} for number, why in record.breaks.items()],
-            "last_hash": record.last_hash, "line_of_hash": place or None,
+            "file": str(path), "lines": len(trail.hashes), "not_chained": trail.unchained, "torn": trail.torn,
+            "breaks": [{"line": number, "why": why} for number, why in trail.breaks.items()],
+            "last_hash": trail.last_hash, "line_of_hash": place or None,
             "processes": story.processes, "connections": story.connections, "events": story.events,
         })
     else:
         _show_story(story)
-        for line in _chain_in_words(record):
+        for line in _chain_in_words(trail):
             console.print(line, soft_wrap=True)
-        if place and not any(number <= place for number in record.breaks):
+        if place and not any(number <= place for number in trail.breaks):
             console.print(f"The given hash is that of line {place}: all lines up to it are as they were then.")
     if hash and not place:
         raise InputError(f"no line of {path} has the given hash: it was rewritten, or its last lines are missing")
-    if record.breaks:
-        (number, why), *others = record.breaks.items()
+    if trail.breaks:
+        (number, why), *others = trail.breaks.items()
         more = f" (and at {len(others)} more lines)" if others else ""
         raise InputError(f"the chain of {path} breaks at line {number}, which {why}{more}")
 
@@ -307,20 +307,19 @@ def audit(
 def _show_story(story: Story) -> None:
     """Print the processes, the connections and the other events."""
     Listing(story.processes, {
-        "from": lambda row: _minute(row["began"]), "until": lambda row: _minute(row["until"]),
-        "end": lambda row: row["end"] or "not recorded",
-        "this site": lambda row: _called(row), "version": lambda row: row["version"] or "-",
-        "experiment": lambda row: row["experiment"] or "-",
-        "steps": lambda row: "{}-{}".format(*row["steps"]),
+        "when": _when,
+        "this site": lambda row: "\n".join((
+            _called(row), f"version {row['version'] or '-'}", f"experiment {row['experiment'] or '-'}",
+            "steps {}-{}".format(*row["steps"]),
+        )),
         "data": lambda row: spoken(row["data"] or "-", 4), "key": lambda row: spoken(row["key"] or "-", 4),
     }, title="This site's processes").show()
     Listing(story.connections, {
-        "from": lambda row: _minute(row["began"]), "until": lambda row: _minute(row["until"]),
-        "end": lambda row: row["end"] or "not recorded",
-        "neighbour": lambda row: _called(row), "address": lambda row: row["address"] or "-",
-        "sent": lambda row: size_in_words(row["sent"]), "received": lambda row: size_in_words(row["received"]),
+        "when": _when,
+        "neighbour": lambda row: f"{_called(row)}\n{row['address'] or '-'}",
+        "models": lambda row: f"sent {size_in_words(row['sent'])}\nreceived {size_in_words(row['received'])}",
         "key": lambda row: spoken(row["key"] or "-", 4),
-    }, title="Connections, over which models went").show()
+    }, title="Connections").show()
     if story.events:
         names = ("time", "event", "line", "before", "torn")
         Listing(story.events, {
@@ -329,21 +328,26 @@ def _show_story(story: Story) -> None:
         }, title="Other events", folds={"what": 30}).show()
 
 
-def _chain_in_words(record: Record) -> Iterator[str]:
+def _chain_in_words(trail: Trail) -> Iterator[str]:
     """Sentences about the chain."""
-    if record.unchained:
-        yield f"Lines 1 to {record.unchained} are not chained: version 2 wrote them. The next line has the hash of all."
-    if record.torn:
-        yield f"A crash tore line {' and '.join(map(str, record.torn))}."
-    if not record.breaks:
-        yield f"The chain of {len(record.hashes)} lines does not break. The last hash is"
+    if trail.unchained:
+        yield f"Lines 1 to {trail.unchained} are not chained: version 2 wrote them. The next line has the hash of all."
+    if trail.torn:
+        yield f"A crash tore line {' and '.join(map(str, trail.torn))}."
+    if not trail.breaks:
+        yield f"The chain of {len(trail.hashes)} lines does not break. The last hash is"
     else:
         yield "The chain breaks. The last hash is"
-    yield f"    {record.last_hash}"
+    yield f"    {trail.last_hash}"
     yield (
         "A file that was rewritten as a whole, or has lost its last lines, looks the same. Keep this hash elsewhere, "
         "and check with --hash that it is still there."
     )
+
+
+def _when(row: Values) -> str:
+    """The beginning of a process or a connection, the last line about it, and how it ended."""
+    return "\n".join((_minute(row["began"]), _minute(row["until"]), row["end"] or "not recorded"))
 
 
 def _minute(time: str) -> str:

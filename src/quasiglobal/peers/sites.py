@@ -559,7 +559,7 @@ class SiteOpener(Opener):
     def _record_traffic(self) -> None:
         """Record the bytes of the connections so far, if there are more: a killed process records no end."""
         moved = [link.traffic for link in self._links.all()]
-        if moved != self._moved:
+        if moved and moved != self._moved:
             self._moved = moved
             self.audit.record("traffic", edges=moved, step=self._terms.step())
 

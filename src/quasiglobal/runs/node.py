@@ -153,7 +153,7 @@ def _number(place: MeetingPlace) -> int:
 
 
 def _seat(
-    place: MeetingPlace, run: RunFolder, node: int, n: int, patience: float, around: ExitStack, facts: Facts
+    place: MeetingPlace, run: RunFolder, node: int, n: int, patience: float, around: ExitStack, facts: dict[str, str]
 ) -> Seat:
     """The node's seat; `around` tells the rendezvous on exit if the run cannot continue."""
     experiment = run.experiment
@@ -165,15 +165,12 @@ def _seat(
     return seat
 
 
-def _opener(place: InFederation, run: RunFolder, facts: Facts | None = None) -> SiteOpener:
+def _opener(place: InFederation, run: RunFolder, facts: dict[str, str] | None = None) -> SiteOpener:
     audit = Audit(run.folder / AUDIT)
     return SiteOpener(SiteFolder(place.folder), place.listen, audit, facts, place.proxy, Cap(place.bandwidth))
 
 
 # ---------------------------------------------------------------------------------------- a site's own records
-
-Facts = dict[str, str]
-"""Entries of the audit's records of start and end."""
 
 
 def keep_private(folder: Path) -> None:
@@ -183,7 +180,7 @@ def keep_private(folder: Path) -> None:
         log.warning("%s had mode %o, so others could read this site's models; it has mode 700 now", folder, mode)
 
 
-def facts_of_data(data: Dataset, site: InFederation, part: Part) -> Facts:
+def facts_of_data(data: Dataset, site: InFederation, part: Part) -> dict[str, str]:
     """The fingerprint of the data by the site's key; also the last one before, if that is another."""
     key = SiteFolder(site.folder).data_key()
     if key is None:
