@@ -91,7 +91,7 @@ def test_a_killed_site_and_a_stopped_site_come_back(tmp_path, owners):
     nodes[2].wait()
     time.sleep(2)
     nodes[2] = four.join(2, sites.folders[2], *WORDS)
-    wait_for(lambda: "process 1 reconnected to process 2" in four.log(1).read_text())
+    wait_for(lambda: "node 1 (site1) reconnected to node 2 (site2)" in four.log(1).read_text())
     os.kill(nodes[0].pid, signal.SIGSTOP)                   # it neither reads nor closes
     time.sleep(20)
     os.kill(nodes[0].pid, signal.SIGCONT)
@@ -100,9 +100,9 @@ def test_a_killed_site_and_a_stopped_site_come_back(tmp_path, owners):
         (run,) = find_runs(tmp_path / f"runs{k}")
         assert run.records()[-1]["epoch"] == 600
         if k in (1, 3):
-            assert f"process {k} reconnected to process 2" in said
-            assert f"process {k} continues without process 0" in said
-            assert f"process {k} reconnected to process 0" in said
+            assert f"node {k} (site{k}) reconnected to node 2 (site2)" in said
+            assert f"node {k} (site{k}) continues without node 0 (site0)" in said
+            assert f"node {k} (site{k}) reconnected to node 0 (site0)" in said
     runs = [next(find_runs(tmp_path / f"runs{k}")) for k in range(4)]
     models = torch.cat([newest_of_parts(run.folder)[0].rows["x"] for run in runs])
     assert (models - models.mean(dim=0)).norm() < 0.05 * models.norm()
@@ -139,7 +139,7 @@ def test_a_site_that_missed_the_end_fetches_the_result_at_once_or_later(tmp_path
     said = four.said(four.join(3, sites.folders[3], *WORDS), 3)
     assert "the run has ended; here is its model, from node" in said
     for k in (0, 2):                                        # they do not wait any longer
-        assert f"process {k} gave its model to process 3, which missed the end" in four.said(nodes[k], k)
+        assert f"node {k} (site{k}) gave its model to node 3 (site3), which missed the end" in four.said(nodes[k], k)
         assert [line["step"] for line in audit(tmp_path, k, "gave result")] == [150]
     summary = took(audit(tmp_path, 3, "fetched result")[0]["node"])
     assert summary.fetched["own_epochs"] >= 3
@@ -177,7 +177,7 @@ def test_a_revoked_site_is_cut_and_the_others_finish(tmp_path, owners):
         said = four.said(nodes[k], k)
         (run,) = find_runs(tmp_path / f"runs{k}")
         assert run.records()[-1]["epoch"] == 800
-        assert "reconnected to process 2" not in said
+        assert "reconnected to node 2" not in said
     assert audit(tmp_path, 1, "revoked")[0]["node"] == 2
 
 
@@ -193,7 +193,8 @@ def test_another_experiment_is_named_at_both_sites_and_another_version_only_logg
     assert said.count("is not connected: its experiment is ") == 1      # once, however often it dials
     assert "its experiment is " in four.log(0).read_text()
     last = said.splitlines()[-1]
-    assert re.match(r"qg: processes \[0, 2\] did not connect within 10 s \(0 .*: its experiment is ", last)
+    assert last.startswith("qg: no connection within 10 s to node 0 (site0): ")
+    assert "its experiment is " in last
     (tmp_path / "experiment.toml").write_text(words)
     monkeypatch.setenv("OTHER_VERSION", "9.9")
     nodes += [four.join(k, sites.folders[k], "--patience", "250", program=IMPATIENT) for k in (2, 3)]
@@ -201,6 +202,20 @@ def test_another_experiment_is_named_at_both_sites_and_another_version_only_logg
         said = four.said(process, k)
         assert ("has quasiglobal 9.9" in said) == (k < 2)
     same_as_the_simulator(tmp_path)
+
+
+def test_a_clock_that_is_two_hours_slow_is_named_at_both_sites(tmp_path, owners, monkeypatch):
+    four, sites = owners(epochs=3), Sites(tmp_path, "ring:4", 4)
+    four.join(1, sites.folders[1], "--patience", "250", program=IMPATIENT)
+    monkeypatch.setenv("SLOW_CLOCK", "7200")
+    four.join(0, sites.folders[0], "--patience", "250", program=IMPATIENT)
+    begins = r"the certificate of node 1 \(site1\) begins at \S+ (\S+) UTC"
+    slow = rf"{begins}, and it is \S+ (\S+) UTC by the clock of node 0 \(site0\); compare `date -u` at both"
+    both = rf"node 0 \(site0\) is not connected: it refused this node: {slow}; it is \S+ (\S+) UTC by the clock of this"
+    wait_for(lambda: re.search(slow, four.log(0).read_text()) and re.search(both, four.log(1).read_text()))
+    times = re.search(both, four.log(1).read_text()).groups()
+    _, behind, right = (60 * int(time[:2]) + int(time[3:]) for time in times)
+    assert abs((right - behind) % 1440 - 120) <= 5
 
 
 def test_a_second_process_of_a_site_is_told_that_the_site_is_taken(tmp_path, owners):
@@ -212,13 +227,12 @@ def test_a_second_process_of_a_site_is_told_that_the_site_is_taken(tmp_path, own
     assert re.search(r"cannot listen at 127.0.0.1:\d+: Address already in use; this node may run already", listens)
     four.log(3).unlink()
     dials = four.said(four.join(3, sites.folders[3], *elsewhere), 3, status=2)
-    taken = "it refused this node: node 3 is taken: another process with its certificate is connected"
-    assert dials.count(f"process 0 is not connected: {taken}") == 1
-    assert re.search(rf"\nqg: processes \[0, 2\] did not connect within 8 s \(0 \(site0, .*\): {taken}, .*{taken}\)$",
-                     dials.strip())
+    taken = "it refused this node: node 3 (site3) is taken: another process with its certificate is connected"
+    assert dials.count(f"node 0 (site0) is not connected: {taken}") == 1
+    assert dials.endswith(f"\nqg: no connection within 8 s to node 0 (site0): {taken}; to node 2 (site2): {taken}\n")
     for k, process in enumerate(nodes):
         four.said(process, k)
-        told = [line for line in audit(tmp_path, k, "refused") if line["reason"].startswith("node 3 is taken: another")]
+        told = [line for line in audit(tmp_path, k, "refused") if line["reason"].startswith("node 3 (site3) is taken")]
         assert bool(told) == (k in (0, 2))
     timed = [line for line in four.printed(1).read_text().splitlines() if "examples/s" in line or "TLS 1.3" in line]
     assert len(timed) == 9                                  # the opening line, and a test every 50 epochs

@@ -172,7 +172,7 @@ def test_sites_that_were_killed_or_stopped_come_back(tmp_path, owners, capsys):
     nodes[2].wait()
     time.sleep(3)
     nodes[2] = four.join(2, sites.folders[2], *words)
-    wait_for(lambda: "reconnected to process 2" in four.log(1).read_text())
+    wait_for(lambda: "reconnected to node 2" in four.log(1).read_text())
     os.kill(nodes[1].pid, signal.SIGSTOP)
     time.sleep(8)
     os.kill(nodes[1].pid, signal.SIGCONT)

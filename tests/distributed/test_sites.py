@@ -16,9 +16,9 @@ from federations import Sites
 
 from quasiglobal.engines.distributed import LateModels
 from quasiglobal.errors import InputError
-from quasiglobal.peers import greeting
+from quasiglobal.peers import greeting, tls
 from quasiglobal.peers import sites as module
-from quasiglobal.peers.certificates import issue, now, read_key, write_private
+from quasiglobal.peers.certificates import SKEW, issue, minute, now, read_key, write_private
 from quasiglobal.peers.edge import Edge, Expected, Lost, Refused
 from quasiglobal.peers.membership import Membership, Terms
 from quasiglobal.peers.sites import Audit, SiteOpener
@@ -121,9 +121,9 @@ def test_another_experiment_or_topology_is_named_on_both_sides(meeting, sites, w
 def test_who_is_not_a_neighbour_is_refused_and_told_so(meeting, sites):
     first, stranger = meeting.site(sites.folders[0], neighbours=(1, 3)), meeting.site(sites.folders[2], (0, 1, 3))
     why = meeting.met(first, stranger)[1]
-    assert why == "it refused this node: node 2 is not a neighbour of node 0 in this topology"
+    assert why == "it refused this node: node 2 (site2) is not a neighbour of node 0 (site0) in this topology"
     until(lambda: meeting.recorded(first, "refused"))
-    assert "node 2 is not a neighbour" in meeting.recorded(first, "refused")[0]["reason"]
+    assert "node 2 (site2) is not a neighbour" in meeting.recorded(first, "refused")[0]["reason"]
 
 
 def test_another_federation_is_refused_by_tls_on_both_sides(meeting, sites, tmp_path):
@@ -132,9 +132,10 @@ def test_another_federation_is_refused_by_tls_on_both_sides(meeting, sites, tmp_
     other = Sites(tmp_path / "other", "ring:4", 4, addresses=sites.addresses)
     first, stranger = meeting.site(sites.folders[0]), meeting.site(other.folders[1])
     why = meeting.met(first, stranger)[1]
-    assert "certificate is not accepted" in why
+    assert why.startswith("its key is not in this site's federation file: it is revoked or not approved yet; ask")
     until(lambda: meeting.recorded(first, "refused"))
-    assert "does not accept this site's certificate: unknown ca" in meeting.recorded(first, "refused")[0]["reason"]
+    told = meeting.recorded(first, "refused")[0]["reason"]
+    assert told.startswith("its federation file does not have this site's key: this site is revoked or not approved")
 
 
 def certified(site, **how):
@@ -148,9 +149,57 @@ def test_an_ended_certificate_is_refused_on_both_sides(meeting, sites, monkeypat
     certified(late, lifetime=timedelta(minutes=20), at=now() - timedelta(minutes=30))
     monkeypatch.setattr(late, "_renew_if_due", lambda federation: None)
     why = meeting.met(first, meeting.site(late))[1]
-    assert "does not accept this site's certificate: certificate expired" in why
+    ended = "the certificate of node 1 (site1) ended at "
+    assert f"it refused this node: {ended}" in why
     until(lambda: meeting.recorded(first, "refused"))
-    assert "certificate has expired" in meeting.recorded(first, "refused")[0]["reason"]
+    assert meeting.recorded(first, "refused")[0]["reason"].startswith(ended)
+
+
+def test_a_clock_that_is_two_hours_slow_is_named_on_both_sides_with_both_times(meeting, sites, monkeypatch, caplog):
+    slow, right, real = sites.folders[0], sites.folders[1], now()
+    certified(right, at=real)
+    monkeypatch.setattr(right, "_renew_if_due", lambda federation: None)
+    monkeypatch.setattr(greeting, "now", lambda: real)      # only site 1 has to say its time there
+    for clock in ("certificates", "folders", "federation_file"):
+        monkeypatch.setattr(f"quasiglobal.peers.{clock}.now", lambda: real - timedelta(hours=2))
+    first = meeting.site(slow)
+    why = meeting.met(first, meeting.site(right))[1]
+    sentence = (
+        f"the certificate of node 1 (site1) begins at {minute(real - SKEW)}, and it is "
+        f"{minute(real - timedelta(hours=2))} by the clock of node 0 (site0); compare `date -u` at both"
+    )
+    assert why == f"it refused this node: {sentence}; it is {minute(real)} by the clock of this node"
+    until(lambda: meeting.recorded(first, "refused"))
+    assert meeting.recorded(first, "refused")[0]["reason"] == sentence
+    assert f"refused 127.0.0.1: {sentence}" in caplog.messages
+
+
+def test_a_name_that_cannot_be_found_is_said_at_once_and_again_each_minute(meeting, sites, monkeypatch, caplog):
+    def unknown(*arguments, **options):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    second = meeting.site(sites.folders[1])
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    for minutes in (1, 2):
+        for _ in range(3):
+            with pytest.raises(Lost, match="Name or service not known"):
+                second.open(0, 0.1)
+        said = f"node 0 (site0) cannot be reached at {sites.addresses[0]}: Name or service not known; trying again"
+        assert caplog.messages.count(said) == minutes
+        second.reports.write_rest(0.0)
+        assert caplog.messages.count("… and 2 more about node 0 (site0) in the last minute") == minutes
+
+
+def test_a_revoked_site_reads_that_its_neighbours_do_not_have_its_key(meeting, sites, monkeypatch, caplog):
+    monkeypatch.setattr(module, "WATCH", 0.1)
+    first, revoked = (meeting.site(sites.folders[k]) for k in (0, 1))
+    sites.organiser.revoke("site1")
+    assert sites.folders[0].accept(sites.text)
+    until(lambda: first.federation.serial == 3)
+    for why in meeting.met(first, revoked):
+        assert why in (tls.UNKNOWN_THERE, "it is not in the federation file")
+    assert "unknown ca" not in caplog.text
+    assert "revoked or not approved yet; ask the organiser" in meeting.recorded(revoked, "refused")[0]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +246,7 @@ def test_a_second_process_of_a_node_is_told_that_the_node_is_taken(meeting, site
     assert not any(isinstance(edge, str) for edge in meeting.met(first, second))
     again = SiteOpener(sites.folders[1], listen="127.0.0.1:0")
     again.begin(Terms(1, [0], "e", "t", 2.0, lambda: 0))
-    with pytest.raises(Lost, match="node 1 is taken"):
+    with pytest.raises(Lost, match=r"node 1 \(site1\) is taken"):
         again.open(0, 3.0)
     again.stop()
     meeting.edges[1].close()                                # the first one ends: the node is free
@@ -351,7 +400,7 @@ def members_of(site, step, neighbours=(0, 1, 2), result=None, model=None):
     """The membership of a site at a step of a run with 10 steps, which gives its result if it has ended."""
     opener = SiteOpener(site)
     here = opener.site.node
-    models = LateModels(here, lambda: model)
+    models = LateModels(lambda: model)
     models.model, models.result = Expected(2, torch.float64), Expected(3, torch.float64)
     models.result_here = None if result is None else lambda: result
     members = Membership(
@@ -407,7 +456,7 @@ def test_no_run_ends_while_a_neighbour_trains_and_two_that_have_ended_take_nothi
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_neighbour_that_ended_before_is_not_missing(sites, ends):
+def test_a_neighbour_that_ended_before_is_not_missing(sites, ends, caplog):
     first, second = (members_of(sites.folders[k], 0, neighbours=(0, 1)) for k in (0, 1))
     try:
         at_once(*(lambda one=one: one.find(4.0) for one in (first, second)))
@@ -419,6 +468,8 @@ def test_a_neighbour_that_ended_before_is_not_missing(sites, ends):
             second.edges[0].receive((1, 0), Expected(1, torch.float32), 5)
         assert second.missing == ([] if ends else [0])
         assert second.lost == {0: "it has ended" if ends else "it closed the connection"}
+        said = f"node 1 (site1) continues without node 0 (site0) from step 0: {second.lost[0]}"
+        assert caplog.messages.count(said) == 1
     finally:
         second.close()
 
@@ -565,15 +616,16 @@ def test_methods_that_a_failing_network_harms_say_so():
         refuse_between_sites(Experiment(algorithm="push-diging:sums=true"))
 
 
-def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_path, monkeypatch, caplog):
+def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_path, caplog):
     log = Audit(tmp_path / "audit.jsonl")
     for _ in range(100):
-        log.refuse("10.0.0.1", "why")
-    monkeypatch.setattr(module, "AGAIN", 0.0)
-    log.refuse("10.0.0.1", "why")
+        log.refuse("strangers", "why", "10.0.0.1")
+    log.reports.write_rest(0.0)
+    log.refuse("strangers", "why", "10.0.0.2")
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    assert [line["times"] for line in lines] == [1, 100]
-    assert caplog.text.count("refused 10.0.0.1: why") == 1
+    assert [(line["event"], line["who"], line.get("times")) for line in lines] == [
+        ("refused", "strangers", None), ("left out", "strangers", 99), ("refused", "strangers", None),
+    ]
     full = Audit(tmp_path / "missing" / "audit.jsonl")
     full.record("started")
     full.record("started")

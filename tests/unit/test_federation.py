@@ -23,7 +23,7 @@ from terminal import inside
 from quasiglobal.cli.federation import SUBCOMMANDS
 from quasiglobal.errors import InputError
 from quasiglobal.peers import certificates, federation_file
-from quasiglobal.peers.certificates import LIFETIME, LONGEST_LIFETIME, SKEW, issue, now
+from quasiglobal.peers.certificates import LIFETIME, LONGEST_LIFETIME, SKEW, issue, minute, now
 from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
 from quasiglobal.topology.parsing import pairs_of
 
@@ -200,13 +200,20 @@ def shown_by(site, *made):
     return context
 
 
-def test_what_is_no_longer_or_never_was_valid_is_refused_in_the_handshake(federation, tmp_path):
-    organiser, (first, second, third, _) = federation
+def test_a_certificate_of_another_time_is_refused_with_the_times_and_the_clock(federation):
+    """Only after the handshake: an alert of TLS would not tell the other side the times."""
+    _, (first, second, *_) = federation
     key = certificates.read_key(second.key)
-    expired = shown_by(second, key, "tumours", 1, LIFETIME, now() - LIFETIME - timedelta(hours=1))
-    assert "certificate has expired" in str(shake(first, second, expired)["error"])
-    early = shown_by(second, key, "tumours", 1, LIFETIME, now() + timedelta(hours=1))
-    assert "certificate is not yet valid" in str(shake(first, second, early)["error"])
+    hour = timedelta(hours=1)
+    for made, match in ((now() - LIFETIME - hour, f"ended at {minute(now() - hour)}, and it is "),
+                        (now() + hour, f"begins at {minute(now() + hour - SKEW)}, and it is ")):
+        found = shake(first, second, shown_by(second, key, "tumours", 1, LIFETIME, made))
+        with pytest.raises(InputError, match=rf"node 1 \(\w+\) {match}.* by the clock of node 0 \(\w+\); compare"):
+            first.peer(found["client"])
+
+
+def test_who_is_not_or_no_longer_in_the_federation_is_refused_in_the_handshake(federation, tmp_path):
+    organiser, (first, second, third, _) = federation
     stranger = shown_by(second, certificates.new_key(tmp_path / "stranger.key"), "tumours", 1)
     assert "unable to get local issuer certificate" in str(shake(first, second, stranger)["error"])
     anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -244,8 +251,8 @@ def der_of(pem):
 
 
 @pytest.mark.parametrize(("node", "days_ago", "why"), [
-    (1, 8, "valid from .* to .*; check both clocks"),
-    (1, -1, "valid from .* to .*; check both clocks"),
+    (1, 8, "ended at .*, and it is .* by the clock of"),
+    (1, -1, "begins at .*, and it is .* by the clock of"),
     ("01", 0, "names no node of a federation"),
     ("1/2", 0, "names no node of a federation"),
     ("1?", 0, "names no node of a federation"),

@@ -99,7 +99,7 @@ class Distributed(Host):
         self._ahead: tuple[Moment, dict[int, Edge], Tensor] | None = None
         """A message sent ahead: its moment, its edges and its memory."""
         self.writing = threading.Lock()
-        self.models = LateModels(rank, self._mean_here)
+        self.models = LateModels(self._mean_here)
         self.members = Membership(
             self._opener, rank, self.routes.neighbours, timeout=timeout,
             experiment=experiment, topology=topology.fingerprint, handover=self.models,
@@ -147,17 +147,17 @@ class Distributed(Host):
 
         A spell ends after `SPELL` unclipped messages in a row.
         """
-        step = self.members.step
+        step, name = self.members.step, self.members.called(there)
         if why:
             self._clipped[there] += 1
             if there not in self._spells:
-                log.warning("process %d clips process %d from step %d: %s", self.rank, there, step, why)
+                self.members.say(there, f"{self.members.me} clips {name} from step {step}: {why}")
             self._spells[there] = 0
         elif there in self._spells:
             self._spells[there] += 1
             if self._spells[there] == SPELL:
                 del self._spells[there]
-                log.warning("process %d trusts process %d again at step %d", self.rank, there, step)
+                self.members.say(there, f"{self.members.me} trusts {name} again at step {step}")
 
     def close(self) -> None:
         """Close all edges and end all threads."""
@@ -247,7 +247,7 @@ class Distributed(Host):
                 restored = wire.restored(wire.unpacked(row[0][:, None], c, rows.dtype), c, key)
                 check_numbers(restored)
             except (Rejected, RuntimeError):                # such as a place beyond the model
-                self.members.say_once(self.routes.home[node], "is ignored: it sent numbers that cannot be restored")
+                self.members.ignore(self.routes.home[node], "it sent numbers that cannot be restored")
                 continue
             received[node] = restored.transpose(0, 1)
         q = self.with_own(own, nothing)
@@ -445,7 +445,7 @@ class Distributed(Host):
                     until = self.pace.until(there, edge.arrived)
                     rows = edge.receive(moment, expected, self.timeout, until)
                 except Rejected as error:
-                    self.members.say_once(there, f"is ignored: {error}")
+                    self.members.ignore(there, str(error))
                     rows = None
                 if rows is None:
                     edge.account.missed += 1
@@ -505,8 +505,8 @@ class LateModels(Handover):
     `here` returns the model for a process that joins late; None before the first step.
     """
 
-    def __init__(self, rank: int, here: Callable[[], Tensor | None]) -> None:
-        self.rank, self.here = rank, here
+    def __init__(self, here: Callable[[], Tensor | None]) -> None:
+        self.here = here
         self.result_here: Callable[[], Tensor] | None = None
         """Returns the whole model of this process, for neighbours that missed the end."""
         self.model: Expected | None = None
@@ -533,7 +533,6 @@ class LateModels(Handover):
     def given(self, there: int, ended: bool) -> None:
         if ended:
             self.went_to.add(there)
-            log.warning("process %d gave its model to process %d, which missed the end", self.rank, there)
 
 
 class BlockSteps:

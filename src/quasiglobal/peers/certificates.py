@@ -201,6 +201,11 @@ def now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
+def minute(when: datetime) -> str:
+    """A time for messages."""
+    return f"{when:%Y-%m-%d %H:%M} UTC"
+
+
 class CertificateClaim(NamedTuple):
     """The holder and the validity that a TLS certificate claims."""
 
@@ -295,8 +300,15 @@ def read_claim(certificate: bytes) -> CertificateClaim:
     return CertificateClaim(matched[1], int(matched[2]), begins, ends)
 
 
-def check_issued(certificate: bytes, by: bytes) -> None:
-    """Raise unless the root `by` signed this TLS certificate, and it is valid now, for at most `LONGEST_LIFETIME`."""
+class OutOfDate(InputError):
+    """By the clock of this machine, a certificate is not valid yet, or no longer."""
+
+
+def check_issued(certificate: bytes, by: bytes, holder: str = "its holder", here: str = "this site") -> None:
+    """Raise unless the root `by` signed this TLS certificate, and it is valid now, for at most `LONGEST_LIFETIME`.
+
+    The sentence about a wrong clock names both sites, since both read it.
+    """
     from cryptography.x509 import load_der_x509_certificate
 
     try:
@@ -305,11 +317,11 @@ def check_issued(certificate: bytes, by: bytes) -> None:
     except Exception:                       # cryptography raises many kinds for damaged certificates
         raise InputError("the certificate is signed by another site's key") from None
     start, end = found.not_valid_before_utc, found.not_valid_after_utc
-    if now() + SKEW < start or now() > end:
-        raise InputError(
-            f"the certificate is valid from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC, and it is "
-            f"{now():%Y-%m-%d %H:%M}; check both clocks"
-        )
+    clock = f"{minute(now())} by the clock of {here}; compare `date -u` at both"
+    if now() < start:
+        raise OutOfDate(f"the certificate of {holder} begins at {minute(start)}, and it is {clock}")
+    if now() > end:
+        raise OutOfDate(f"the certificate of {holder} ended at {minute(end)}, and it is {clock}, or renew it")
     if end - start > LONGEST_LIFETIME + SKEW:
         raise InputError(f"the certificate is valid for more than {LONGEST_LIFETIME.days} days; renew it for fewer")
 

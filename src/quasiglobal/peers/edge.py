@@ -152,7 +152,8 @@ class Edge:
         self._inbox: deque[tuple[Moment, Tensor]] = deque()
         self._now: Moment = (0, 0)
         self._heard = self._heard_numbers = 0.0
-        self._gone: Lost | None = None
+        self._gone: str | None = None
+        """Why the edge is lost. Not an exception: its traceback would refer to this edge, and keep all its memory."""
         self._drops = self._posting = False
         self._outbox: deque[tuple[Moment, Tensor]] = deque(maxlen=2 * AHEAD)
         """The newest messages to send, if others are dropped."""
@@ -213,7 +214,7 @@ class Edge:
     def send(self, moment: Moment, payload: Tensor, seconds: float) -> None:
         """Start sending the payload, which must not change afterwards; block only if the other side is far behind."""
         if self._gone is not None:                          # it knows the reason better than its channel
-            raise self._gone
+            raise Lost(self._gone)
         if self._drops:
             with self._news:
                 self._outbox.append((moment, payload))
@@ -227,7 +228,7 @@ class Edge:
         with self._news:
             self._news.wait_for(lambda: may_send() or self._gone is not None, seconds)
             if not may_send():
-                raise self._gone or Lost("it did not answer in time")
+                raise Lost(self._gone or "it did not answer in time")
         self.account.waited += time.monotonic() - began
         self._post(moment, payload)
 
@@ -245,17 +246,26 @@ class Edge:
                 self._start(message)
 
     def adopt(self, channel: Channel) -> None:
-        """Continue on another channel to the same process, which adopts the other end of it; no message is lost."""
+        """Continue on another channel to the same process, which adopts the other end of it; no message is lost.
+
+        A channel that the other side has not moved to yet is closed: an edge has at most one successor.
+        """
         with self._line:
-            self._moved = self.channel.send(self._head((0, MOVE), 0, 1))
-            self.channel = channel
-        with self._news:
-            self._successor = channel
-            self._news.notify_all()
+            try:
+                self._moved = self.channel.send(self._head((0, MOVE), 0, 1))
+            except Lost as error:
+                self._end(str(error))
+            with self._news:
+                late, self._successor, self.channel = self._successor, channel, channel
+                self._news.notify_all()
+        if late is not None:
+            late.close()
+        if self._gone is not None:                          # nobody else would close it
+            channel.close()
 
     def cut(self, why: str) -> None:
         """Close the connection from any thread, without waiting; calls that need it raise `Lost` with this reason."""
-        self._end(Lost(why))
+        self._end(why)
         for channel in (self.channel, self._incoming):
             channel.close()
 
@@ -290,7 +300,7 @@ class Edge:
                     if self._inbox:
                         break
                     if self._gone is not None:
-                        raise self._gone
+                        raise Lost(self._gone)
                     heard, numbers = max(self._heard, began), max(self._heard_numbers, began)
                     left = min(heard + seconds, numbers + HEARTBEAT_FACTOR * seconds) - time.monotonic()
                     if left <= 0:
@@ -315,13 +325,16 @@ class Edge:
                 lambda: not (self._under_way or self._outbox or self._posting) or self._gone is not None, seconds
             )
             if self._under_way:
-                raise self._gone or Lost("it did not answer in time")
+                raise Lost(self._gone or "it did not answer in time")
 
     def close(self) -> None:
         """Close the connection; the other side detects this."""
         self.cut("this process closed the connection")
         for thread in self._threads:
             thread.join(timeout=5.0)
+        with self._news:                                    # whoever still refers to this edge keeps no messages
+            self._inbox.clear()
+            self._under_way.clear()
 
     def _read(self, largest: int, buffers: MessageMemory) -> None:
         """Put messages into the inbox; discard those for past moments; pause while `AHEAD` messages are queued."""
@@ -355,13 +368,13 @@ class Edge:
                     elif len(self._inbox) > 2 * AHEAD:
                         self._inbox.popleft()
         except Exception as error:                          # whatever the error, the edge is unusable
-            self._end(error if isinstance(error, Lost) else Lost(f"{error}"))
+            self._end(str(error))
 
     def _start(self, message: Tensor, counts: bool = False) -> None:
         try:
             sending = self.channel.send(message)
         except Lost as error:                               # the edge knows why better, if it was cut meanwhile
-            raise self._gone or error from None
+            raise Lost(self._gone or str(error)) from None
         with self._news:
             self._under_way.append((sending, counts))
             self._news.notify_all()
@@ -386,15 +399,15 @@ class Edge:
                 with self._news:
                     if self._posting:
                         self._posting = False
-                    else:
+                    elif self._under_way:                   # empty once the edge is closed
                         self._under_way.popleft()
                     self._news.notify_all()
         except Lost as error:
-            self._end(error)
+            self._end(str(error))
 
-    def _end(self, error: Lost) -> None:
+    def _end(self, why: str) -> None:
         with self._news:
-            self._gone = self._gone or error
+            self._gone = self._gone or why
             self._outbox.clear()
             self._news.notify_all()
 
@@ -415,8 +428,10 @@ class Edge:
         if new is None or moved is None:
             raise Lost("it moved to a connection that this process does not have")
         self._incoming = new
-        moved.wait(time.monotonic() + ADOPTION)
-        old.close()
+        try:
+            moved.wait(time.monotonic() + ADOPTION)
+        finally:
+            old.close()
 
     def _head(self, moment: Moment, count: int, size: int) -> Tensor:
         return torch.tensor([MAGIC, *moment, count, size, self.generation], dtype=torch.int64)

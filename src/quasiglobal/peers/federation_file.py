@@ -50,6 +50,11 @@ class Site:
     root: bytes = b""
     """The site's root certificate in DER; its key has this fingerprint."""
 
+    @property
+    def called(self) -> str:
+        """The number and the name, as in every message about the site."""
+        return f"node {self.node} ({self.name})"
+
 
 @dataclass(frozen=True)
 class Federation:

@@ -20,13 +20,24 @@ from typing import TYPE_CHECKING
 from quasiglobal.common.files import Json, alone, read_json, replacing, write_json
 from quasiglobal.errors import InputError
 from quasiglobal.peers import certificates, federation_file
-from quasiglobal.peers.certificates import LIFETIME, LONGEST_LIFETIME, CertificateClaim, fingerprint, now, read_key
+from quasiglobal.peers.certificates import (
+    LIFETIME,
+    LONGEST_LIFETIME,
+    CertificateClaim,
+    fingerprint,
+    minute,
+    now,
+    read_key,
+)
 from quasiglobal.peers.federation_file import Federation, Request, Site
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 DAMAGED = "{} is damaged; run `qg site renew`"
+
+NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
+"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL."""
 
 LONGEST_DAYS = 3660
 """Maximum duration of a federation in days."""
@@ -199,7 +210,7 @@ class SiteFolder:
         if claim.federation != federation.name:
             raise InputError(f"the certificate is for federation {claim.federation}, this is {federation.name}")
         site = federation.site(claim.node)
-        certificates.check_issued(certificate_der, site.root)
+        certificates.check_issued(certificate_der, site.root, site.called, self.own(federation).called)
         return Identity(federation.name, site.node, site.fingerprint, claim.ends)
 
     def _context(self, side: int) -> ssl.SSLContext:
@@ -209,6 +220,7 @@ class SiteFolder:
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False              # `peer` checks the identity
         context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= NO_CHECK_TIME       # `peer` checks it: an alert of TLS would not name the clocks
         context.load_verify_locations(cadata=b"".join(site.root for site in federation.sites))
         if side == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0                 # no resumption: every connection is checked anew
@@ -237,9 +249,9 @@ class SiteFolder:
                     raise
                 if str(error) != self._trouble:
                     self._trouble = str(error)
-                    log.warning("the certificate ends %s and cannot be renewed: %s", _time(shown.ends), error)
+                    log.warning("the certificate ends %s and cannot be renewed: %s", minute(shown.ends), error)
         elif now() > shown.ends:
-            raise InputError(f"{self.certificate} ended on {_time(shown.ends)}; run `qg site renew --key FILE`")
+            raise InputError(f"{self.certificate} ended on {minute(shown.ends)}; run `qg site renew --key FILE`")
 
     def _read(self, text: bytes, where: str) -> Federation:
         if not self.authority.exists():
@@ -393,11 +405,6 @@ def _check_files_left(error: Exception) -> None:
     """Raise with the true reason if a file cannot be read because too many are open."""
     if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
         raise InputError("too many files are open; allow more with `ulimit -n`") from None
-
-
-def _time(when: datetime) -> str:
-    return f"{when:%Y-%m-%d %H:%M} UTC"
-
 
 
 def _write(path: Path, content: bytes) -> None:

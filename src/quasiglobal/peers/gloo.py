@@ -42,6 +42,7 @@ class GlooOpener(Opener):
     shares_memory = True
 
     def __init__(self, store: Store, host: str) -> None:
+        super().__init__()
         self.store, self.host = Meeting(store), host
         self._secret = os.environ.get("QG_SECRET", "").encode()
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 
 from quasiglobal.common.files import Json
+from quasiglobal.peers.certificates import minute, now
 from quasiglobal.peers.edge import Lost, Refused
 from quasiglobal.peers.tls import trouble
 
@@ -76,7 +77,7 @@ def exchange(
     _send(connection, asdict(mine), deadline)
     said = _receive(connection, deadline)
     if "refused" in said:
-        raise Refused(f"it refused this node: {_text(said['refused'])}")
+        raise _refusal(said)
     theirs = parsed(said)
     if wrong := mine.misfit(theirs) or check(theirs):
         refuse(connection, wrong, deadline)
@@ -84,14 +85,23 @@ def exchange(
     _send(connection, {"accepted": True}, deadline)
     answer = _receive(connection, deadline)
     if answer != {"accepted": True}:
-        raise Refused(f"it refused this node: {_text(answer.get('refused', FOREIGN))}")
+        raise _refusal(answer)
     return theirs
 
 
-def refuse(connection: socket.socket, why: str, deadline: float) -> None:
-    """Send the reason, instead of a greeting or an acceptance; ignore a closed connection."""
+def refuse(connection: socket.socket, why: str, deadline: float, clock: bool = False) -> None:
+    """Send the reason, instead of a greeting or an acceptance; ignore a closed connection.
+
+    `clock`: ask the other side to add the time of its clock.
+    """
+    words: Json = {"refused": why[:300].encode("ascii", "replace").decode()}
     with suppress(Lost):
-        _send(connection, {"refused": why[:300].encode("ascii", "replace").decode()}, deadline)
+        _send(connection, words | {"clock": True} if clock else words, deadline)
+
+
+def _refusal(said: Json) -> Refused:
+    own = f"; it is {minute(now())} by the clock of this node" if said.get("clock") is True else ""
+    return Refused(f"it refused this node: {_text(said.get('refused', FOREIGN))}{own}")
 
 
 def parsed(said: Json) -> Greeting:

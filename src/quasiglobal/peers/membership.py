@@ -23,6 +23,7 @@ from torch import Tensor
 from quasiglobal.errors import InputError
 from quasiglobal.peers.edge import Account, Edge, Expected, Lost, Moment, Refused, Rejected, check_step
 from quasiglobal.peers.memory import MessageMemory
+from quasiglobal.peers.reports import Reports
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -69,6 +70,16 @@ class Opener(ABC):
     shares_memory: ClassVar[bool] = False
     """Whether edges to processes on this machine read messages from their memory."""
 
+    def __init__(self) -> None:
+        self.reports = Reports(
+            lambda subject, sums: log.warning("… and %d more about %s in the last minute", sums["times"], subject)
+        )
+
+    def report(self, subject: str, sentence: str, level: int = logging.WARNING) -> None:
+        """Log a sentence about somebody, unless there are too many."""
+        if self.reports.pass_on(subject, sentence):
+            log.log(level, "%s", sentence)
+
     @abstractmethod
     def begin(self, terms: Terms) -> None:
         """Prepare to open edges on these terms."""
@@ -86,14 +97,15 @@ class Opener(ABC):
         return True
 
     def called(self, there: int) -> str:
-        """Describe a neighbour."""
-        return str(there)
+        """The name of a process in the log and in errors."""
+        return f"process {there}"
 
-    def stop(self) -> None:             # noqa: B027  (a store needs neither)
+    def stop(self) -> None:             # noqa: B027  (a store does not need it)
         """Open no further edges; calls of `open` end soon."""
 
-    def close(self) -> None:            # noqa: B027
+    def close(self) -> None:
         """Release everything, after the edges are closed."""
+        self.reports.write_rest(0.0)
 
 
 class Handover(ABC):
@@ -145,6 +157,7 @@ class Membership:
         """Last step of the run. A process that has ended is at the step after it."""
         self._steps_of_others: dict[int, int] = {}
         self._opener, self.handover, self._drops = opener, handover, drops
+        self.called, self.me = opener.called, opener.called(rank)
         self._terms = Terms(rank, neighbours, experiment, topology, timeout, lambda: self.step)
         self._accounts = {there: Account() for there in neighbours}
         self._threads: list[threading.Thread] = []
@@ -156,7 +169,6 @@ class Membership:
         self._ended: set[int] = set()
         self._bad_rows: set[int] = set()
         self._refused: set[int] = set()
-        self._said: set[tuple[int, str]] = set()
         self._why = dict.fromkeys(neighbours, "it did not connect in time")
 
     # -------------------------------------------------------------------------------------------- find
@@ -174,12 +186,12 @@ class Membership:
             except queue.Empty:
                 if any(self._steps_of_others.values()):
                     break
-                why = ", ".join(f"{self._opener.called(there)}: {self._why[there]}" for there in sorted(missing))
+                why = "; to ".join(f"{self.called(there)}: {self._why[there]}" for there in sorted(missing))
                 remedy = "; start them, again if they have finished, or wait longer for them (`qg node --patience`)"
                 remedy = "" if missing <= self._refused else remedy
                 self.close()
                 raise InputError(
-                    f"processes {sorted(missing)} did not connect within {patience:g} s ({why}){remedy}"
+                    f"no connection within {patience:g} s to {why}{remedy}"
                 ) from None
             if any(self._steps_of_others.values()):
                 deadline = min(deadline, time.monotonic() + self.timeout)
@@ -222,12 +234,12 @@ class Membership:
                     work(*arguments)
                     return
                 except Exception as error:
-                    self.say_once(self.rank, f"{type(error).__name__}: {error}; trying again")
+                    self.say(self.rank, f"{self.me}: {type(error).__name__}: {error}; trying again")
                     self._closing.wait(1.0)
 
         thread = threading.Thread(target=run, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
 
     def _open(self, there: int) -> None:
         """Open an edge; retry until it succeeds, or the edge is not needed any more."""
@@ -246,7 +258,7 @@ class Membership:
                 edge.greet(time.monotonic() + LONG)
                 edge.listen(self._largest, self.buffers, self._drops)
             except (Refused, Rejected) as error:
-                self.say_once(there, f"is not connected: {error}")
+                self.say(there, f"{self.me}: {self.called(there)} is not connected: {error}")
                 self._why[there] = str(error)
                 self._refused.add(there)
             except Lost as error:
@@ -275,21 +287,25 @@ class Membership:
             self.handover.take(edge.there, rows, ended_there)
         if edge.gave:
             self.handover.given(edge.there, ended)
+            if ended:
+                self.say(edge.there, f"{self.me} gave its model to {self.called(edge.there)}, which missed the end")
         try:
             check_step(edge.step_there, self.last_step + 1)
             self._steps_of_others[edge.there] = edge.step_there
         except Rejected as error:
-            self.say_once(edge.there, f"is not believed: {error}")
+            self.say(edge.there, f"{self.me}: {self.called(edge.there)} is not believed: {error}")
         self._admitted.put(edge.there)
 
     def _has_ended(self, edge: Edge) -> bool:
         return edge.step_there == self.last_step + 1
 
-    def say_once(self, there: int, what: str) -> None:
-        """Log a sentence about a process, once: a neighbour that lies does not fill the log."""
-        if (there, what) not in self._said:
-            self._said.add((there, what))
-            log.warning("process %d: process %d %s", self.rank, there, what)
+    def say(self, there: int, sentence: str) -> None:
+        """Log a sentence about a process, unless there are too many: a neighbour that lies does not fill the log."""
+        self._opener.report(self.called(there), sentence)
+
+    def ignore(self, there: int, why: str) -> None:
+        """Say that a message does not count."""
+        self.say(there, f"{self.me}: {self.called(there)} is ignored: {why}")
 
     # -------------------------------------------------------------------------------------------- lose, take back
 
@@ -310,7 +326,7 @@ class Membership:
                 self._ended.add(there)
                 why = "it has ended"
             self.lost[there] = why
-            log.warning("process %d continues without process %d from step %d: %s", self.rank, there, self.step, why)
+            self.say(there, f"{self.me} continues without {self.called(there)} from step {self.step}: {why}")
             if there not in self._ended:
                 self._in_background(self._open, there)
 
@@ -320,7 +336,7 @@ class Membership:
             edge = self._opened.get()
             self.edges[edge.there] = edge
             self.lost.pop(edge.there, None)
-            log.warning("process %d reconnected to process %d at step %d", self.rank, edge.there, self.step)
+            self.say(edge.there, f"{self.me} reconnected to {self.called(edge.there)} at step {self.step}")
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -334,6 +350,7 @@ class Membership:
     def _send_heartbeats(self) -> None:
         """A waiting process sends heartbeats, so only dead peers time out."""
         while not self._closing.wait(self.timeout / 4):
+            self._opener.reports.write_rest()
             if time.monotonic() - self._waiting_since > self.timeout / 8:
                 for edge in list(self.edges.values()):
                     with suppress(Lost):

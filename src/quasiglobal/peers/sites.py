@@ -11,8 +11,8 @@ import errno
 import hashlib
 import ipaddress
 import logging
-import math
 import os
+import queue
 import secrets
 import socket
 import sys
@@ -20,11 +20,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import partial
+from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from random import uniform
@@ -32,11 +31,13 @@ from typing import TypeAlias
 
 from quasiglobal.common.files import as_line
 from quasiglobal.errors import InputError
+from quasiglobal.peers.certificates import OutOfDate
 from quasiglobal.peers.edge import Edge, Lost, Refused
 from quasiglobal.peers.federation_file import Federation, split_address
 from quasiglobal.peers.folders import Identity, SiteFolder
 from quasiglobal.peers.greeting import PROTOCOL, Greeting, exchange, refuse
 from quasiglobal.peers.membership import ADMISSION, Opener, Terms
+from quasiglobal.peers.reports import STRANGERS, Reports
 from quasiglobal.peers.tls import TLSChannel, close_gently, prepare, reason, trouble
 
 if sys.platform != "win32":
@@ -44,14 +45,8 @@ if sys.platform != "win32":
 
 log = logging.getLogger("quasiglobal")
 
-AGAIN = 60.0
-"""Seconds after which a repeated refusal, or a failure to accept connections, is reported again."""
-
-MOST_KINDS = 1000
-"""Maximum number of different refusals to distinguish."""
-
 WATCH = 5.0
-"""Seconds between looks at the federation file and the certificates."""
+"""Seconds between looks at the federation file and the certificates, and between two renewals by one neighbour."""
 
 LONGEST_PAUSE = 5.0
 """Maximum seconds between two attempts to dial."""
@@ -81,17 +76,19 @@ class SiteOpener(Opener):
     """
 
     def __init__(self, folder: SiteFolder, listen: str | None = None, audit: Audit | None = None) -> None:
+        super().__init__()
         self._folder, self._listen, self.audit = folder, listen, audit or Audit(None)
         self.federation = folder.federation()
+        self._names = {site.node: site.called for site in self.federation.sites}
         self.site = folder.own(self.federation)
         folder.client_context()                             # raises early if the key or the certificate is unusable
         self._session = secrets.token_hex(8)
         self._news = threading.Condition()
         self._links = Connections()
+        self._taking = threading.Lock()
         self._parked: dict[int, Link] = {}
         self._dialling: dict[int, Guest] = {}
         self._pauses: dict[int, float] = {}
-        self._versions: dict[int, str] = {}
         self._refusals: dict[int, str] = {}
         """Reason why the last connection of each dialling neighbour was refused."""
         self._closing = threading.Event()
@@ -106,15 +103,15 @@ class SiteOpener(Opener):
             raise InputError(f"{self._folder.path} is node {self.site.node}, not {terms.rank}")
         expected = [there for there in terms.neighbours if self.expects(there)]
         for there in set(terms.neighbours) - set(expected):
-            log.warning("node %d is not in the federation file: its weight stays here", there)
+            log.warning("%s is not in the federation file: its weight stays here", self.called(there))
         if any(self._listens_for(there) for there in expected):
             host, port = split_address(self._listen or self.site.address or "")
-            self._listener = Listener(host, port, self._receive)
+            self._listener = Listener(host, port, self._receive, self.report)
         at = f", listening at port {self._listener.port}" if self._listener else ""
         log.info(
-            "node %d (%s) of federation %s, file %d%s; neighbours over TLS 1.3: %s",
-            self.site.node, self.site.name, self.federation.name, self.federation.serial, at,
-            ", ".join(map(self.called, expected)) or "none",
+            "%s of federation %s, file %d%s; neighbours over TLS 1.3: %s",
+            self.site.called, self.federation.name, self.federation.serial, at,
+            ", ".join(map(self._whereabouts, expected)) or "none",
         )
         self.audit.record(
             "started", federation=self.federation.name, serial=self.federation.serial, node=self.site.node,
@@ -127,9 +124,11 @@ class SiteOpener(Opener):
         return any(site.node == there for site in self.federation.sites)
 
     def called(self, there: int) -> str:
-        """Describe a neighbour: its number, its name, and whether it dials or listens."""
-        site = self.federation.site(there)
-        return f"{there} ({site.name}, {'dials' if self._listens_for(there) else f'at {site.address}'})"
+        """The number and the name of a node; it keeps its name when a newer file does not have it."""
+        return self._names.get(there, f"node {there}")
+
+    def _whereabouts(self, there: int) -> str:
+        return f"{self.called(there)}, {'dials' if self._listens_for(there) else self.federation.site(there).address}"
 
     def open(self, there: int, seconds: float) -> Edge:
         """Dial a neighbour, or wait until it dials."""
@@ -155,6 +154,8 @@ class SiteOpener(Opener):
     def close(self) -> None:
         """Record the traffic of the connections, after they are closed."""
         self._record_closed(1.0)
+        self.audit.reports.write_rest(0.0)
+        super().close()
 
     def _listens_for(self, there: int) -> bool:
         return self.federation.listener(self.site.node, there) == self.site.node
@@ -171,15 +172,19 @@ class SiteOpener(Opener):
         return link
 
     def _dial(self, there: int, deadline: float, renews: Link | None = None) -> Link:
+        address = self.federation.site(there).address or ""
         try:
-            address = self.federation.site(there).address or ""
             guest, deadline = self._connected(there, address, deadline)
-        except (InputError, OSError) as error:
-            raise Lost(reason(error)) from None
+        except OSError as error:
+            why = f"cannot be reached at {address}: {reason(error)}"
+            if not self._closing.is_set():                  # a neighbour that is not started yet is nothing to warn of
+                level = logging.WARNING if isinstance(error, Unresolved) else logging.INFO
+                self.report(self.called(there), f"{self.called(there)} {why}; trying again", level)
+            raise Lost(f"it {why}") from None
         try:
             return self._admitted(guest, deadline, there, renews)
         except Refused as error:
-            self.audit.refuse(f"node {there} ({address})", str(error), logged=False)
+            self.audit.refuse(self.called(there), str(error), address)
             close_gently(guest.connection, FAREWELL)
             raise
         except Lost:
@@ -190,7 +195,7 @@ class SiteOpener(Opener):
 
     def _connected(self, there: int, address: str, deadline: float) -> tuple[Guest, float]:
         """Try each address of the name; return a TCP connection, and the deadline extended by the look-up."""
-        failed, began = OSError("it has no address"), time.monotonic()
+        failed, began = "it has no address", time.monotonic()
         found = resolved(*split_address(address), LOOK_UP, self._closing)
         deadline += time.monotonic() - began
         for k, (family, kind, protocol, _, place) in enumerate(found):
@@ -202,9 +207,9 @@ class SiteOpener(Opener):
                 guest.connection.connect(place)
                 return guest, deadline
             except OSError as error:
-                failed = error
+                failed = reason(error)
                 guest.connection.close()
-        raise failed
+        raise OSError(failed)
 
     # -------------------------------------------------------------------------------------------- listen
 
@@ -226,7 +231,7 @@ class SiteOpener(Opener):
         try:
             link = self._admitted(guest, time.monotonic() + ADMISSION)
         except Lost as error:
-            self.audit.refuse(guest.who, str(error))
+            self._refuse(STRANGERS if guest.node is None else self.called(guest.node), str(error), guest.address)
             if guest.node is not None:
                 self._refusals[guest.node] = str(error)
             close_gently(guest.connection, FAREWELL)
@@ -260,79 +265,94 @@ class SiteOpener(Opener):
             certificate = connection.getpeercert(binary_form=True) or b""
             identity = self._identified(certificate, federation, there)
         except InputError as error:
-            refuse(connection, str(error), deadline)
+            refuse(connection, str(error), deadline, clock=isinstance(error, OutOfDate))
             raise Refused(str(error)) from None
-        guest.node, guest.who = identity.node, f"node {identity.node} ({guest.address})"
+        guest.node = identity.node
         mine = Greeting(
             PROTOCOL, _version(), self._terms.experiment, self._terms.topology, self.site.node, self._terms.step(),
             federation.serial, self._session, int(renews is not None),
         )
         theirs = exchange(connection, mine, deadline, lambda theirs: self._objection(theirs, identity, mine, dials))
         self._note_version(theirs)
-        channel = TLSChannel(connection)
-        old = renews or (self._links.to(identity.node) if theirs.renews else None)
-        if old is not None:
-            edge = old.edge
-            edge.adopt(channel)
-        else:
-            edge = Edge(self.site.node, identity.node, channel, generation=0)
-            edge.step_there, edge.on_note = theirs.step, partial(self._heard_of, identity.node)
-        link = Link(
-            edge, channel, identity, theirs, dials, datetime.now(UTC),
-            min(identity.ends, own.ends) if own else identity.ends, theirs.serial,
+        with self._taking:                                  # else a renewal could overtake the one before
+            old = renews or (self._links.to(identity.node) if theirs.renews else None)
+            if theirs.renews and old is None:
+                raise Lost("the connection to renew has ended")
+            channel = TLSChannel(connection)
+            if old is not None:
+                edge = old.edge
+                edge.adopt(channel)
+            else:
+                edge = Edge(self.site.node, identity.node, channel, generation=0)
+                edge.step_there, edge.on_note = theirs.step, partial(self._heard_of, identity.node)
+            link = Link(
+                edge, channel, identity, theirs, dials, datetime.now(UTC),
+                min(identity.ends, own.ends) if own else identity.ends, theirs.serial,
+            )
+            self._links.take(link)
+        self._record_closed()                               # no link outlives the next one
+        self.audit.record_about(
+            self.called(identity.node), "renewed" if old is not None else "connected",
+            node=identity.node, address=guest.address, certificate=hashlib.sha256(certificate).hexdigest(),
+            key=identity.fingerprint, until=identity.ends.isoformat(), step=theirs.step, library=theirs.library,
+            serial=theirs.serial,
         )
-        self.audit.record(
-            "renewed" if old is not None else "connected", node=identity.node, address=guest.address,
-            certificate=hashlib.sha256(certificate).hexdigest(), key=identity.fingerprint,
-            until=identity.ends.isoformat(), step=theirs.step, library=theirs.library, serial=theirs.serial,
-        )
-        self._links.take(link)
         return link
 
     def _identified(self, certificate: bytes, federation: Federation, there: int | None) -> Identity:
         """The site that a certificate proves; raise InputError unless it is the expected neighbour."""
         identity = self._folder.peer(certificate, federation)
         if there is not None and identity.node != there:
-            raise InputError(f"the certificate is node {identity.node}'s, and node {there} was dialled")
+            raise InputError(f"{self.called(there)} was dialled, and the certificate is {self.called(identity.node)}'s")
         if identity.node not in self._terms.neighbours:
-            raise InputError(f"node {identity.node} is not a neighbour of node {self.site.node} in this topology")
+            raise InputError(f"{self.called(identity.node)} is not a neighbour of {self.site.called} in this topology")
         return identity
 
     def _objection(self, theirs: Greeting, identity: Identity, mine: Greeting, dials: bool) -> str:
         """A further reason to refuse a neighbour, or an empty string."""
         if theirs.node != identity.node:
             return f"it claims to be node {theirs.node}, and its certificate is node {identity.node}'s"
-        link = self._links.to(identity.node)
+        with self._taking:
+            link = self._links.to(identity.node)
         same = link is not None and link.greeting.session == theirs.session
-        if theirs.renews and (dials or not same):
+        if theirs.renews and (dials or link is None or not same):
             return "there is no connection to renew"
+        if theirs.renews and link is not None and datetime.now(UTC) - link.begun < timedelta(seconds=WATCH):
+            return f"a connection is renewed at most every {WATCH:g} s"
         if link is not None and not same and not dials:
-            return f"node {identity.node} is taken: another process with its certificate is connected"
+            return f"{self.called(identity.node)} is taken: another process with its certificate is connected"
         return ""
 
     def _note_version(self, theirs: Greeting) -> None:
-        if theirs.library != _version() and self._versions.get(theirs.node) != theirs.library:
-            self._versions[theirs.node] = theirs.library
-            log.warning("node %d has quasiglobal %s, this node %s", theirs.node, theirs.library, _version())
+        if theirs.library != _version():
+            name = self.called(theirs.node)
+            self.report(name, f"{name} has quasiglobal {theirs.library}, this node {_version()}")
+
+    def _refuse(self, whom: str, why: str, address: str = "") -> None:
+        """Log and record that a neighbour or a stranger, or what it sent, is refused."""
+        self.audit.refuse(whom, why, address)
+        self.report(whom, f"refused {address if whom == STRANGERS else whom}: {why}")
 
     # -------------------------------------------------------------------------------------------- newer files
 
     def _watch(self) -> None:
         """Follow the federation file, pass it on, renew connections before their certificates end, and record ends."""
         while not self._closing.wait(WATCH):
+            for reports in (self.reports, self.audit.reports):
+                reports.write_rest()
             for task in (self._follow_file, self._pass_on, self._renew, self._record_closed):
                 try:
                     task()
                 except (InputError, Lost, OSError) as error:
-                    self.audit.refuse("federation", str(error))
+                    self._refuse("federation", str(error))
 
     def _heard_of(self, there: int, note: bytes) -> None:
         """Install a federation file that a neighbour passed on."""
         try:
-            if self._folder.accept(note, f"the federation file from node {there}"):
+            if self._folder.accept(note, f"the federation file from {self.called(there)}"):
                 self._follow_file()
         except (InputError, OSError) as error:
-            self.audit.refuse(f"a file from node {there}", str(error))
+            self._refuse(self.called(there), str(error))
 
     def _follow_file(self) -> None:
         """Use a newer file: close the connections to sites that are not in it, or have another key there."""
@@ -348,6 +368,7 @@ class SiteOpener(Opener):
                 link.edge.cut(str(error))
             raise
         self.federation = newer
+        self._names |= {site.node: site.called for site in newer.sites}
         log.warning("federation %s: file %d, of %d sites", newer.name, newer.serial, len(newer.sites))
         self.audit.record("federation", serial=newer.serial, sites=[site.name for site in newer.sites])
         keys = {site.node: site.fingerprint for site in newer.sites}
@@ -375,9 +396,9 @@ class SiteOpener(Opener):
     def _record_closed(self, seconds: float = 0.0) -> None:
         """Record the bytes of the connections that are closed."""
         for link in self._links.take_ended(seconds):
-            self.audit.record(
-                "closed", node=link.identity.node, sent=link.channel.sent, received=link.channel.received,
-                step=self._terms.step(),
+            self.audit.record_about(
+                self.called(link.identity.node), "closed", node=link.identity.node, step=self._terms.step(),
+                sent=link.channel.sent, received=link.channel.received,
             )
 
 
@@ -435,8 +456,10 @@ class Connections:
 
     def take_ended(self, seconds: float = 0.0) -> list[Link]:
         """Remove and return the closed connections; wait for each up to `seconds`."""
-        ended = [link for link in self._links if link.channel.ended.wait(seconds)]
+        for link in self._links:
+            link.channel.ended.wait(seconds)
         with self._lock:
+            ended = [link for link in self._links if link.channel.ended.is_set()]
             self._links = [link for link in self._links if link not in ended]
         return ended
 
@@ -445,7 +468,7 @@ class Guest:
     """A connection that is not yet authenticated."""
 
     def __init__(self, connection: socket.socket, address: str) -> None:
-        self.connection, self.address, self.who = connection, address, address
+        self.connection, self.address = connection, address
         self.node: int | None = None
         """The site that its certificate proves."""
 
@@ -471,8 +494,11 @@ class Listener:
     most is dismissed, so that a flood from one place does not keep others out.
     """
 
-    def __init__(self, host: str, port: int, receive: Callable[[Guest], None]) -> None:
-        self._receive, self._closing, self._lock = receive, threading.Event(), threading.Lock()
+    def __init__(
+        self, host: str, port: int, receive: Callable[[Guest], None], report: Callable[[str, str], None]
+    ) -> None:
+        self._receive, self._report = receive, report
+        self._closing, self._lock = threading.Event(), threading.Lock()
         self._waiting: list[Guest] = []
         self._most = most_waiting()
         self._room = threading.Semaphore(self._most + self._most // 4)
@@ -492,7 +518,6 @@ class Listener:
                 guest.dismiss()
 
     def _accept(self) -> None:
-        said = -math.inf
         while not self._closing.is_set():
             if not self._room.acquire(timeout=1.0):
                 continue
@@ -505,16 +530,16 @@ class Listener:
                 threading.Thread(target=self._host, args=(guest,), daemon=True).start()
             except (OSError, RuntimeError) as error:        # no descriptors or threads left: wait until there are
                 self._room.release()
-                if not self._closing.is_set() and time.monotonic() - said > AGAIN:
-                    said = time.monotonic()
-                    log.warning("cannot accept connections for now: %s", error)
+                if not self._closing.is_set():
+                    self._report(STRANGERS, f"cannot accept connections for now: {error}")
                 self._closing.wait(0.1)
 
     def _host(self, guest: Guest) -> None:
         try:
             self._receive(guest)
-        except Exception:                                   # strangers may send anything
-            log.exception("a connection from %s failed", guest.address)
+        except Exception as error:                          # strangers may send anything
+            self._report(STRANGERS, f"a connection from {guest.address} failed: {type(error).__name__}: {error}")
+            log.debug("a connection failed", exc_info=True)
             guest.dismiss()
         finally:
             self._room.release()
@@ -553,38 +578,43 @@ def bound(host: str, port: int) -> socket.socket:
         raise InputError(f"cannot listen at {host}:{port}: {why}; {remedy}") from None
 
 
+class Unresolved(OSError):
+    """The name of a host has no address."""
+
+
 def resolved(host: str, port: int, seconds: float, closing: threading.Event) -> Sequence[Place]:
-    """Addresses of a name; raise TimeoutError after `seconds`, or when `closing` is set.
+    """Addresses of a name; raise `Unresolved` after `seconds`, or when `closing` is set.
 
     The look-up continues in its thread: it cannot be stopped.
     """
-    found: Future[Sequence[Place]] = Future()
+    found: queue.SimpleQueue[Sequence[Place] | str] = queue.SimpleQueue()
 
     def look_up() -> None:
         try:
-            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except OSError as error:
-            found.set_exception(error)
+            found.put(reason(error))
         except UnicodeError:                                # an empty label, or one of more than 63 characters
-            found.set_exception(OSError(f"{host} is not the name of a host"))
+            found.put(f"{host} is not the name of a host")
 
     deadline = time.monotonic() + seconds
     threading.Thread(target=look_up, name="look-up", daemon=True).start()
-    while not found.done() and time.monotonic() < deadline and not closing.is_set():
-        wait([found], 0.1)
-    if not found.done():
-        raise TimeoutError(f"{host} was not found in time")
-    return found.result()
+    while time.monotonic() < deadline and not closing.is_set():
+        with suppress(queue.Empty):
+            places = found.get(timeout=0.1)
+            if isinstance(places, str):
+                raise Unresolved(places)
+            return places
+    raise Unresolved(f"{host} was not found in time")
 
 
 class Audit:
-    """Appends JSON lines to a file, which is never truncated; without a file, refusals are only logged."""
+    """Appends JSON lines to a file, which is never truncated; without a file, does nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._lock = threading.Lock()
-        self._refusals: dict[tuple[str, str], tuple[float, int]] = {}
         self._failed = False
+        self.reports = Reports(lambda whom, sums: self.record("left out", who=whom, **sums))
 
     def record(self, event: str, **facts: object) -> None:
         """Append a line; an error such as a full disk is only logged."""
@@ -601,23 +631,19 @@ class Audit:
                 self._failed = True
                 log.warning("cannot write %s: %s; connections are not recorded", self._path, error.strerror)
 
-    def refuse(self, whom: str, why: str, logged: bool = True) -> None:
-        """Log a refusal once, and record it; repeated refusals are recorded in one line per minute.
+    def record_about(self, whom: str, event: str, **facts: object) -> None:
+        """Append a line about a neighbour, unless there are too many; their bytes are added up."""
+        amounts = {name: value for name in ("sent", "received") if isinstance(value := facts.get(name), int)}
+        if self.reports.pass_on(whom, None, amounts):
+            self.record(event, **facts)
 
-        `logged` is False if the caller logs it.
-        """
-        with self._lock:
-            if len(self._refusals) > MOST_KINDS:
-                self._refusals.clear()
-            said, count = self._refusals.get((whom, why), (-math.inf, 0))
-            due = time.monotonic() - said > AGAIN
-            self._refusals[whom, why] = (time.monotonic(), 0) if due else (said, count + 1)
-        if due:
-            self.record("refused", who=whom, reason=why, times=count + 1)
-        if said == -math.inf and logged:
-            log.warning("refused %s: %s", whom, why)
+    def refuse(self, whom: str, why: str, address: str = "") -> None:
+        """Record the refusal of a neighbour or a stranger, unless it repeats or there are too many."""
+        if self.reports.pass_on(whom, f"{address} {why}"):
+            self.record("refused", who=whom, address=address, reason=why)
 
 
+@cache
 def _version() -> str:
     with suppress(metadata.PackageNotFoundError):
         return metadata.version("quasiglobal")

@@ -26,6 +26,15 @@ LINGER = 5.0
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """An idle connection is tested after 15 s, which firewalls and NAT need too, and given up 20 s later."""
 
+NO_ISSUER = (18, 19, 20, 21)
+"""Codes of OpenSSL for a certificate that none of the federation's keys signed."""
+
+UNKNOWN = "its key is not in this site's federation file: it is revoked or not approved yet; ask the organiser"
+
+UNKNOWN_THERE = (
+    "its federation file does not have this site's key: this site is revoked or not approved yet; ask the organiser"
+)
+
 PIECE = 2**18
 """Bytes per call of OpenSSL, which sends at most one record of 16 KiB of them."""
 
@@ -126,6 +135,8 @@ class TLSChannel(Channel):
                         self._bell.recv(4096)
                 elif event & (HANG_UP | select.POLLHUP | select.POLLERR):
                     self._hung_up = True
+        with self._state:
+            self._out.clear()                               # each message refers to this channel
         self.ended.set()
         self._bell.close()
         self._wake.close()
@@ -232,10 +243,12 @@ def close_gently(connection: socket.socket, seconds: float) -> None:
 def trouble(error: Exception) -> Lost:
     """`Refused` if one side does not accept the other's certificate, else `Lost`."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Refused(f"its certificate is not accepted: {error.verify_message}")
+        unknown = error.verify_code in NO_ISSUER
+        return Refused(UNKNOWN if unknown else f"its certificate is not accepted: {error.verify_message}")
     if isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or ""):
         alert = (error.reason or "").partition("_ALERT_")[2].lower().replace("_", " ")
-        return Refused(f"it does not accept this site's certificate: {alert}")
+        unknown = alert == "unknown ca"
+        return Refused(UNKNOWN_THERE if unknown else f"it does not accept this site's certificate: {alert}")
     return Lost(reason(error))
 
 

@@ -194,14 +194,14 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
     waiting = [there for there in (neighbours if to is None else to) if opener.expects(there)]
     if not waiting:
         return
-    models, whole = LateModels(node, lambda: None), packed(run.rows()[0])
+    models, whole = LateModels(lambda: None), packed(run.rows()[0])
     models.result_here = lambda: whole
     members = Membership(
         opener, node, neighbours, experiment=one.hash, topology=topology.fingerprint, timeout=timeout, handover=models,
     )
     members.last_step = one.epochs * (one.steps or 0)
     log.info(
-        "the run has ended; node %s may fetch its model from here for %g s (--linger; Ctrl-C ends this)",
+        "the run has ended; %s may fetch its model from here for %g s (--linger; Ctrl-C ends this)",
         " or ".join(map(opener.called, waiting)), seconds,
     )
     try:
@@ -236,7 +236,7 @@ def take(mine: Participant, watch: Watcher) -> dict[str, object]:
     there = max(found, key=lambda one: score.worth(values_of(found[one][2], score.name)[0]))
     measures, rows, record = found[there]
     source = {"node": there, "site": opener.federation.site(there).name, "step": program.steps, "own_epochs": saved}
-    log.warning("the run has ended; here is its model, from node %s, at step %d", opener.called(there), program.steps)
+    log.warning("the run has ended; here is its model, from %s, at step %d", opener.called(there), program.steps)
     opener.audit.record("fetched result", **source)
     run.describe()
     part.begin(saved)
