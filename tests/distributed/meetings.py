@@ -124,8 +124,8 @@ def offered_model(rank, store, sizes):
     edge = open_edge(store, rank, 1 - rank, "127.0.0.1", 20.0)
     try:
         if rank == 0:
-            return edge.hand_over(None, Expected(sizes[0], torch.float32), time.monotonic() + 5)
-        return edge.hand_over(torch.ones(sizes[1]), None, time.monotonic() + 5)
+            return edge.hand_over(None, Expected(sizes[0], torch.float32), 5)
+        return edge.hand_over(torch.ones(sizes[1]), None, 5)
     except (Rejected, Lost) as error:
         return str(error)
 
