@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
@@ -378,11 +379,16 @@ class Distributed(Host):
 
     def _wait_for(self, work: Work) -> None:
         """Wait for an exchange between all processes, as long as a step may take; a signal may end the wait."""
-        done, began = threading.Event(), time.monotonic()
+        done = threading.Event()
         work.get_future().add_done_callback(lambda _: done.set())
-        while not done.wait(LOOK) and time.monotonic() < began + self.timeout:
-            self.members.on_wait(LOOK)
+        self._wait(done)
         work.wait(timedelta(milliseconds=1))
+
+    def _wait(self, done: threading.Event) -> None:
+        began = time.monotonic()
+        with self.members.waiting():
+            while not done.wait(LOOK) and time.monotonic() < began + self.timeout:
+                self.members.on_wait(LOOK)
 
     def mean_of_neighbours(self, like: Tensor) -> Tensor | None:
         """Average the models sent by neighbours that already train, for every row here; None if there are none.
@@ -528,7 +534,19 @@ class Distributed(Host):
     @cached_property
     def _world(self) -> ProcessGroup:
         """Group of all processes, for exact means and broadcasts; opened on first use."""
-        return self._opener.group(self.rank, len(self.hosted), self.timeout)
+        opened: Future[ProcessGroup] = Future()
+        done = threading.Event()
+
+        def open_it() -> None:                              # no signal is handled meanwhile
+            try:
+                opened.set_result(self._opener.group(self.rank, len(self.hosted), self.timeout))
+            except Exception as error:
+                opened.set_exception(error)
+            done.set()
+
+        threading.Thread(target=open_it, daemon=True).start()
+        self._wait(done)
+        return opened.result(self.timeout)
 
 
 class LateModels(Handover):
