@@ -472,7 +472,7 @@ class Distributed(Host):
         self, moment: Moment, shapes: Mapping[int, Sequence[int]], like: Tensor, raw: bool
     ) -> dict[int, Tensor]:
         received: dict[int, Tensor] = {}
-        unawaited = self.members.unawaited
+        unawaited, began = self.members.unawaited, time.monotonic()
         for there, edge in list(self.members.edges.items()):
             if there not in shapes:
                 continue
@@ -481,7 +481,7 @@ class Distributed(Host):
                 expected = Expected(math.prod(shape), self._wire(like.dtype), self.members.last_step, packed=raw)
                 try:
                     until = 0.0 if there in unawaited else self.pace.until(there, edge.arrived)
-                    rows = edge.receive(moment, expected, self.timeout, until)
+                    rows = edge.receive(moment, expected, self.timeout, until, began)
                 except Rejected as error:
                     self.members.say_once(there, f"is ignored: {error}")
                     rows = None

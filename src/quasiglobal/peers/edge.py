@@ -313,7 +313,7 @@ class Edge:
             self._start(self._head((step, HEARTBEAT), 0, 4))
 
     def receive(
-        self, moment: Moment, expected: Expected, seconds: float, until: float = math.inf
+        self, moment: Moment, expected: Expected, seconds: float, until: float = math.inf, since: float = math.inf
     ) -> Tensor | None:
         """Return the payload sent for this moment, or None if the other side is past it or the time is past `until`.
 
@@ -321,9 +321,10 @@ class Edge:
 
         The timeout `seconds` restarts with each sign of life: a heartbeat, a message of a later moment than any before,
         bytes of a message for this moment or a later one. All of them together extend the wait to at most
-        `HEARTBEAT_FACTOR` × `seconds`.
+        `HEARTBEAT_FACTOR` × `seconds`. It counts from `since`, if this process has waited for others meanwhile.
         """
-        began = heard = time.monotonic()
+        began = time.monotonic()
+        heard = since = min(since, began)
         _, seen = self._incoming.moved()
         with self._news:
             self._now = moment
@@ -339,7 +340,7 @@ class Edge:
                     if count != seen and self._coming is not None and self._coming >= moment:
                         heard = now
                     seen, heard = count, max(heard, self._heard)
-                    if now >= min(heard + seconds, began + HEARTBEAT_FACTOR * seconds):
+                    if now >= min(heard + seconds, since + HEARTBEAT_FACTOR * seconds):
                         raise Late()
                     if now >= until:
                         return None

@@ -346,6 +346,8 @@ class Membership:
 
         A neighbour that connects again and again and keeps silent would otherwise stop this process at every step.
         """
+        if there in self.unawaited:
+            return
         self._vain[there] = vain = min(self._vain.get(there, 0.0) + 1.0, MOST_VAIN)
         if vain > 1:
             rest = seconds * 2 ** (vain - 2)
