@@ -1,6 +1,8 @@
 """Two or three processes with mismatched secrets, experiments or data."""
 
 import math
+import os
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -10,9 +12,12 @@ import torch
 from quasiglobal import topology
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.wire import TopK
+from quasiglobal.peers import membership
 from quasiglobal.peers.edge import Expected, Lost, Rejected
 from quasiglobal.peers.gloo import open_edge
+from quasiglobal.peers.rendezvous import Meeting
 from quasiglobal.stacked.step_blocks import ModelRows
+from quasiglobal.training.loop import patient_interrupts
 
 
 def admission(rank, store, experiments, secrets):
@@ -124,8 +129,8 @@ def offered_model(rank, store, sizes):
     edge = open_edge(store, rank, 1 - rank, "127.0.0.1", 20.0)
     try:
         if rank == 0:
-            return edge.hand_over(None, Expected(sizes[0], torch.float32), time.monotonic() + 5)
-        return edge.hand_over(torch.ones(sizes[1]), None, time.monotonic() + 5)
+            return edge.hand_over(None, Expected(sizes[0], torch.float32), 5)
+        return edge.hand_over(torch.ones(sizes[1]), None, 5)
     except (Rejected, Lost) as error:
         return str(error)
 
@@ -155,3 +160,43 @@ def noted_threads():
     dead = []
     threading.excepthook = lambda args: dead.append(repr(args.exc_value))
     return dead
+
+
+WAITS = ("message", "rest of a message", "first step", "all processes", "mean")
+
+
+def told_to_stop(rank, store):
+    """Process 0 gets SIGTERM while it waits for process 1; return the seconds until it ended, for each of `WAITS`."""
+    membership.LEAVE = 0.5
+    return [_told_to_stop(rank, Meeting(store, wait), wait) for wait in WAITS]
+
+
+def _told_to_stop(rank, store, wait):
+    engine = Distributed(topology.complete(2), store, rank, [(0,), (1,)], timeout=600.0)
+    engine.connect(patience=60.0)
+    x = torch.zeros(1, 4)
+    if wait != "first step":
+        engine.members.begin(largest=1000)
+    if wait == "mean":
+        engine.mean(x, None)
+    if rank == 1:
+        (edge,) = engine.members.edges.values() or (None,)
+        if wait == "rest of a message":
+            edge.channel.send(edge._head((1, 0), 4, 4))
+        while not store.check(["ended"]):
+            if wait == "message":
+                with suppress(Lost):
+                    edge.send_heartbeat(1)
+            time.sleep(0.1)
+        engine.close()
+        return None
+    with patient_interrupts() as noted:
+        engine.members.noted = noted
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        began = time.monotonic()
+        try:
+            engine.mean(x, None) if wait in ("all processes", "mean") else engine.mix(1, (x,))
+        except KeyboardInterrupt:
+            engine.close()
+        store.set("ended", "")
+        return time.monotonic() - began if noted else None

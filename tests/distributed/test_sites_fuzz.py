@@ -122,7 +122,8 @@ def test_any_bytes_for_messages_end_the_edge_and_take_no_memory(data):
     edge = Edge(0, 1, fed, 0)
     edge.on_note = notes.append
     edge._now = (2**62, 0)                                  # nothing waits in the inbox
-    edge._read(LARGEST, MessageMemory())
+    edge._largest = LARGEST
+    edge._read(MessageMemory())
     assert edge._gone is not None
     assert fed.largest <= max(LARGEST, 48, MOST_NOTE)
     assert sum(map(len, notes)) <= len(data)
@@ -134,7 +135,8 @@ def test_a_move_to_nowhere_ends_the_edge(monkeypatch):
     monkeypatch.setattr("quasiglobal.peers.edge.ADOPTION", 0.1)
     header = torch.tensor([MAGIC, 0, MOVE, 0, 1, 0]).numpy().tobytes()
     edge = Edge(0, 1, Fed(header * 2), 0)
-    edge._read(LARGEST, MessageMemory())
+    edge._largest = LARGEST
+    edge._read(MessageMemory())
     assert "moved to a connection" in str(edge._gone)
 
 

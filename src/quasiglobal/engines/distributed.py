@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
@@ -25,15 +27,15 @@ from quasiglobal.engines.traced import TracedEngine, step_of_tensors
 from quasiglobal.engines.trust import guard_of
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
-from quasiglobal.peers.edge import Edge, Expected, Moment, Rejected, check_numbers
+from quasiglobal.peers.edge import LOOK, Edge, Expected, Moment, Rejected, check_numbers
 from quasiglobal.peers.gloo import GlooOpener, Way
-from quasiglobal.peers.membership import Handover, Membership, Opener, Pace
+from quasiglobal.peers.membership import FEW, Handover, Membership, Opener, Pace
 from quasiglobal.stacked.precision import full_precision
 from quasiglobal.stacked.step_blocks import BlockStep, ByColumns, Mix, ModelRows, blocks_of
 from quasiglobal.topology import Topology
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
 
 log = logging.getLogger("quasiglobal")
 
@@ -135,7 +137,7 @@ class Distributed(Host):
     @property
     def lost(self) -> dict[int, str]:
         """Neighbours that this process continues without, and the reasons."""
-        return dict.fromkeys(self.pace.late, "it is late") | self.members.lost
+        return dict.fromkeys([*self.pace.late, *self.members.unawaited], "it is late") | self.members.lost
 
     def accounts(self) -> dict[str, dict[str, float]]:
         """Return the traffic statistics of each edge, by the process at its other end."""
@@ -166,6 +168,23 @@ class Distributed(Host):
         self.members.close()
 
     # ------------------------------------------------------------------------------------------ steps
+
+    def catch_up(self, t: int, x: Tensor) -> tuple[int, Tensor | None] | None:
+        """The step to make in place of step t if the neighbours are far ahead, and the model that they handed over.
+
+        Like a process that joins late, one that was suspended or cut off takes up the median of its neighbours' steps.
+        With a deadline per step it is only behind if it was away: one that is slow skips steps in `advance`.
+        """
+        if self.pace.seconds is not None and not self.models.taken:
+            return None
+        step = self.members.step_to_join(t, FEW + self.topology.rounds)
+        if not step:
+            return None
+        model = self.mean_of_neighbours(x)
+        whose = "its own model" if model is None else "its neighbours' model"
+        me = self.members.me
+        log.warning("%s is %d steps behind: it continues at step %d with %s", me, step - t, step, whose)
+        return step, model
 
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
@@ -342,7 +361,7 @@ class Distributed(Host):
             weights = weights * shares
         total = torch.cat([(weights * rows).sum(dim=1), weights.sum(dim=1)], dim=-1).cpu().contiguous()
         try:
-            self._world.allreduce([total]).wait(timedelta(seconds=self.timeout))
+            self._wait_for(self._world.allreduce([total]))
         except RuntimeError:
             raise MeanLost(
                 "an exact mean over all nodes lost a process and cannot continue; run the same command again to resume"
@@ -354,20 +373,35 @@ class Distributed(Host):
         """Broadcast the tensor of process `root` to all processes; return it."""
         value = tensor.cpu().contiguous().clone()
         try:
-            self._world.broadcast(value, root).wait(timedelta(seconds=self.timeout))
+            self._wait_for(self._world.broadcast(value, root))
         except RuntimeError:
             raise InputError(f"broadcast of process {root}'s model failed: not all processes are connected") from None
         return value.to(tensor)
+
+    def _wait_for(self, work: Work) -> None:
+        """Wait for an exchange between all processes, as long as a step may take; a signal may end the wait."""
+        done = threading.Event()
+        work.get_future().add_done_callback(lambda _: done.set())
+        self._wait(done)
+        work.wait(timedelta(milliseconds=1))
+
+    def _wait(self, done: threading.Event) -> None:
+        began = time.monotonic()
+        with self.members.waiting():
+            while not done.wait(LOOK) and time.monotonic() < began + self.timeout:
+                self.members.on_wait(LOOK)
 
     def mean_of_neighbours(self, like: Tensor) -> Tensor | None:
         """Average the models sent by neighbours that already train, for every row here; None if there are none.
 
         If trust is finite, take the one nearest to the models here: it is at least as near as any honest one.
         """
-        models = self.models.taken
+        models = list(self.models.taken.values())
+        self.models.taken.clear()
         if not models:
             return None
         if self.guard is not None:
+            self.guard.leap()
             here = like.double().flatten().cpu()
             models = [min(models, key=lambda model: float((model.double() - here).norm()))]
         mean = torch.stack(models).mean(dim=0).to(like)
@@ -427,14 +461,19 @@ class Distributed(Host):
         with members.waiting():
             for there, edge in list(members.edges.items()):
                 if there in sent and edge is not early.get(there):          # an edge may have been reopened since
-                    with members.watched(there):
-                        edge.send(moment, sent[there], self.timeout)
+                    self._send(there, edge, moment, sent[there])
             return self._receive(moment, shapes, like, raw)
+
+    def _send(self, there: int, edge: Edge, moment: Moment, rows: Tensor) -> None:
+        """Send rows; drop the edge if that takes too long."""
+        with self.members.watched(there):
+            edge.send(moment, rows, 0.0 if there in self.members.unawaited else self.timeout)
 
     def _receive(
         self, moment: Moment, shapes: Mapping[int, Sequence[int]], like: Tensor, raw: bool
     ) -> dict[int, Tensor]:
         received: dict[int, Tensor] = {}
+        unawaited, began = self.members.unawaited, time.monotonic()
         for there, edge in list(self.members.edges.items()):
             if there not in shapes:
                 continue
@@ -442,14 +481,15 @@ class Distributed(Host):
             with self.members.watched(there):
                 expected = Expected(math.prod(shape), self._wire(like.dtype), self.members.last_step, packed=raw)
                 try:
-                    until = self.pace.until(there, edge.arrived)
-                    rows = edge.receive(moment, expected, self.timeout, until)
+                    until = 0.0 if there in unawaited else self.pace.until(there, edge.arrived)
+                    rows = edge.receive(moment, expected, self.timeout, until, began)
                 except Rejected as error:
                     self.members.ignore(there, str(error))
                     rows = None
                 if rows is None:
                     edge.account.missed += 1
                 else:
+                    self.members.heard(there)
                     received[there] = rows.view(*shape).to(like)
         return received
 
@@ -483,9 +523,8 @@ class Distributed(Host):
         with members.waiting():
             for there, rows in self.routes.to_others(t, message).items():
                 if (edge := members.edges.get(there)) is not None:
-                    with members.watched(there):
-                        edge.send(moment, rows, self.timeout)
-                        to[there] = edge
+                    self._send(there, edge, moment, rows)
+                    to[there] = edge
         self._ahead = moment, to, message
 
     @cached_property
@@ -496,7 +535,19 @@ class Distributed(Host):
     @cached_property
     def _world(self) -> ProcessGroup:
         """Group of all processes, for exact means and broadcasts; opened on first use."""
-        return self._opener.group(self.rank, len(self.hosted), self.timeout)
+        opened: Future[ProcessGroup] = Future()
+        done = threading.Event()
+
+        def open_it() -> None:                              # no signal is handled meanwhile
+            try:
+                opened.set_result(self._opener.group(self.rank, len(self.hosted), self.timeout))
+            except Exception as error:
+                opened.set_exception(error)
+            done.set()
+
+        threading.Thread(target=open_it, daemon=True).start()
+        self._wait(done)
+        return opened.result(self.timeout)
 
 
 class LateModels(Handover):
@@ -513,7 +564,7 @@ class LateModels(Handover):
         """The model that this process takes if it joins late."""
         self.result: Expected | None = None
         """The whole model that it takes if it missed the end."""
-        self.taken: list[Tensor] = []
+        self.taken: dict[int, Tensor] = {}
         self.results: dict[int, Tensor] = {}
         self.went_to: set[int] = set()
         """Neighbours that missed the end and took the model from here."""
@@ -528,7 +579,7 @@ class LateModels(Handover):
         if ended and self.result is not None:
             self.results[there] = rows
         else:
-            self.taken.append(rows)
+            self.taken[there] = rows
 
     def given(self, there: int, ended: bool) -> None:
         if ended:

@@ -133,6 +133,10 @@ class Host(ABC):
             overwrite([whole, *(state[name] for name in names)], [new, *(after[name] for name in names)])
             write(x.all, whole)
 
+    def catch_up(self, t: int, x: Tensor) -> tuple[int, Tensor | None] | None:
+        """The step to make in place of step t if other processes are far ahead, and their model; else None."""
+        return None
+
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
     ) -> tuple[Tensor, State]:

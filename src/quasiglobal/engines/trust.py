@@ -126,6 +126,10 @@ class Guard:
         """Take these [runs, columns] as the models at the start: after a restart, the first exchange is later."""
         self._starts |= {(0, 0, run): row.double() for run, row in enumerate(models)}
 
+    def leap(self) -> None:
+        """Note that the model was replaced: the way there is no local step."""
+        self._averages.clear()
+
     def clipped(
         self, exchange: int, own: Tensor, received: Mapping[int, Tensor], weights: Sequence[float]
     ) -> dict[int, Tensor]:

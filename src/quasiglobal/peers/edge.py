@@ -52,6 +52,9 @@ NOTE = -2
 MOVE = -3
 """Exchange index of the last message on a channel: the next comes on the channel that replaces it."""
 
+GREETING = 32
+"""Bytes of a greeting, all 0."""
+
 ADOPTION = 30.0
 """Seconds that one side may adopt a new channel before the other."""
 
@@ -62,11 +65,21 @@ MOST_NOTE = 2**21
 """Maximum size of a note in bytes."""
 
 HEARTBEAT_FACTOR = 10
-"""Factor on the timeout for a process that sends only heartbeats."""
+"""Factor on the timeout for a process that shows life, but does not send the awaited message."""
+
+LOOK = 0.5
+"""Seconds between looks at the bytes of an arriving message, and at a request to stop."""
 
 
 class Lost(Exception):
     """The other side is unreachable or sent invalid data; the message is the reason."""
+
+
+class Late(Lost):
+    """The other side kept this one waiting until its time was over."""
+
+    def __init__(self) -> None:
+        super().__init__("it did not answer in time")
 
 
 class Refused(Lost):
@@ -98,6 +111,10 @@ class Channel(ABC):
     @abstractmethod
     def recv_into(self, buffer: Tensor, deadline: float) -> None:
         """Fill the buffer with the next bytes; raise `Lost` if they do not come by the deadline."""
+
+    def moved(self) -> tuple[int, int]:
+        """Two numbers: one changes while bytes leave, if the transport sees them, one while a large message arrives."""
+        return 0, 0
 
     @abstractmethod
     def close(self) -> None:
@@ -140,6 +157,8 @@ class Edge:
         self.gave = False
         """Whether the other side took the rows that were offered."""
         self.on_note: Callable[[bytes], None] = lambda note: None
+        self.on_wait: Callable[[float], None] = lambda seconds: None
+        """Called with the seconds of each wait of the training thread, every `LOOK` seconds; may raise."""
         self._rank = 0 if here < there else 1
         self._under_way: deque[tuple[Sending, bool]] = deque()
         """Messages on their way, and whether they are payloads."""
@@ -151,7 +170,12 @@ class Edge:
         self._news = threading.Condition()
         self._inbox: deque[tuple[Moment, Tensor]] = deque()
         self._now: Moment = (0, 0)
-        self._heard = self._heard_numbers = 0.0
+        self._coming: Moment | None = None
+        """The moment of the message that is arriving."""
+        self._heard = 0.0
+        """Time of the last sign of life: a heartbeat, or a message of a later moment than any before."""
+        self._largest = 0
+        self._greets = self._greeted = False
         self._gone: str | None = None
         """Why the edge is lost. Not an exception: its traceback would refer to this edge, and keep all its memory."""
         self._drops = self._posting = False
@@ -177,17 +201,17 @@ class Edge:
             raise Refused("it runs another experiment, or has another secret")
         self.step_there = int.from_bytes(self._swap(step.to_bytes(32), deadline))
 
-    def greet(self, deadline: float) -> None:
-        """Wait until both sides are ready for the first step."""
-        self._swap(bytes(32), deadline)
+    def hand_over(self, rows: Tensor | None, wanted: Expected | None, seconds: float) -> Tensor | None:
+        """Send these rows if the other side requests them; receive its rows if they have exactly the size `wanted`.
 
-    def hand_over(self, rows: Tensor | None, wanted: Expected | None, deadline: float) -> Tensor | None:
-        """Send these rows if the other side requests them; receive its rows if they have exactly the size `wanted`."""
+        The other side has `seconds` to answer, and `HEARTBEAT_FACTOR` times as long for its rows.
+        """
+        deadline = time.monotonic() + seconds
         count, size = (0, 0) if rows is None else (rows.numel(), rows.element_size())
         theirs = self._swap((wanted is not None).to_bytes(8) + count.to_bytes(16) + size.to_bytes(8), deadline)
         asked, coming, size = (int.from_bytes(theirs[at]) for at in (slice(8), slice(8, 24), slice(24, 32)))
         sending = self.channel.send(rows) if asked and rows is not None else None
-        taken = None
+        taken, deadline = None, deadline + (HEARTBEAT_FACTOR - 1) * seconds
         if wanted is not None and coming:
             if (coming, size) != (wanted.count, wanted.dtype.itemsize):
                 raise Rejected(f"it offers a model of another size than {wanted.count} numbers")
@@ -199,22 +223,40 @@ class Edge:
             self.gave = True
         return taken
 
-    def listen(self, largest: int, buffers: MessageMemory | None = None, drops: bool = False) -> None:
+    def listen(
+        self, largest: int, buffers: MessageMemory | None = None, drops: bool = False, greets: bool = False
+    ) -> None:
         """Start to read into buffers, so that the other side can send before this side calls `receive`.
 
         `largest` is the maximum message size in bytes. `drops`: keep only the newest messages in either direction, so
-        that no side ever waits for the other to read.
+        that no side ever waits for the other to read. `greets`: no message comes before both sides call `greet`.
         """
-        self._drops = drops
-        for work in (lambda: self._read(largest, buffers or MessageMemory()), self._send_outbox):
+        self._largest, self._drops, self._greets = largest, drops, greets
+        for work in (lambda: self._read(buffers or MessageMemory()), self._send_outbox):
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
             self._threads.append(thread)
 
+    def greet(self, largest: int, seconds: float) -> None:
+        """Announce that this side is ready for the first step, and wait until the other is."""
+        self._largest = largest
+        with self._line:
+            self._start(torch.zeros(GREETING, dtype=torch.uint8))
+        with self._news:
+            self._news.wait_for(lambda: self._greeted or self._gone is not None, seconds)
+            if not self._greeted:
+                self.check()
+                raise Late()
+            self._greets = False
+
+    def check(self) -> None:
+        """Raise `Lost` if the other side is gone."""
+        if self._gone is not None:
+            raise Lost(self._gone)
+
     def send(self, moment: Moment, payload: Tensor, seconds: float) -> None:
         """Start sending the payload, which must not change afterwards; block only if the other side is far behind."""
-        if self._gone is not None:                          # it knows the reason better than its channel
-            raise Lost(self._gone)
+        self.check()                                        # it knows the reason better than its channel
         if self._drops:
             with self._news:
                 self._outbox.append((moment, payload))
@@ -226,9 +268,11 @@ class Edge:
 
         began = time.monotonic()
         with self._news:
-            self._news.wait_for(lambda: may_send() or self._gone is not None, seconds)
-            if not may_send():
-                raise Lost(self._gone or "it did not answer in time")
+            while not may_send():
+                self.check()
+                if (left := began + seconds - time.monotonic()) <= 0:
+                    raise Late()
+                self._pause(left)
         self.account.waited += time.monotonic() - began
         self._post(moment, payload)
 
@@ -272,7 +316,7 @@ class Edge:
     @property
     def listening(self) -> bool:
         """Whether messages are exchanged on this edge."""
-        return bool(self._threads) and self._gone is None
+        return bool(self._threads) and not self._greets and self._gone is None
 
     def send_heartbeat(self, step: int) -> None:
         """Send a heartbeat; do not wait for completion."""
@@ -280,16 +324,19 @@ class Edge:
             self._start(self._head((step, HEARTBEAT), 0, 4))
 
     def receive(
-        self, moment: Moment, expected: Expected, seconds: float, until: float = math.inf
+        self, moment: Moment, expected: Expected, seconds: float, until: float = math.inf, since: float = math.inf
     ) -> Tensor | None:
         """Return the payload sent for this moment, or None if the other side is past it or the time is past `until`.
 
         Raise `Rejected` if it is not what is expected.
 
-        The timeout `seconds` restarts with each message, so that a side that is catching up does not time out.
-        Heartbeats alone extend the wait to at most `HEARTBEAT_FACTOR` × `seconds`.
+        The timeout `seconds` restarts with each sign of life: a heartbeat, a message of a later moment than any before,
+        bytes of a message for this moment or a later one. All of them together extend the wait to at most
+        `HEARTBEAT_FACTOR` × `seconds`. It counts from `since`, if this process has waited for others meanwhile.
         """
         began = time.monotonic()
+        heard = since = min(since, began)
+        _, seen = self._incoming.moved()
         with self._news:
             self._now = moment
             try:
@@ -299,15 +346,16 @@ class Edge:
                     self._news.notify_all()
                     if self._inbox:
                         break
-                    if self._gone is not None:
-                        raise Lost(self._gone)
-                    heard, numbers = max(self._heard, began), max(self._heard_numbers, began)
-                    left = min(heard + seconds, numbers + HEARTBEAT_FACTOR * seconds) - time.monotonic()
-                    if left <= 0:
-                        raise Lost("it did not answer in time")
-                    if time.monotonic() >= until:
+                    self.check()
+                    now, (_, count) = time.monotonic(), self._incoming.moved()
+                    if count != seen and self._coming is not None and self._coming >= moment:
+                        heard = now
+                    seen, heard = count, max(heard, self._heard)
+                    if now >= min(heard + seconds, since + HEARTBEAT_FACTOR * seconds):
+                        raise Late()
+                    if now >= until:
                         return None
-                    self._news.wait(min(left, until - time.monotonic()))
+                    self._pause(min(heard + seconds, until) - now)
             finally:
                 self.account.waited += time.monotonic() - began
             if moment < self._inbox[0][0] <= (expected.last_step, math.inf):
@@ -319,13 +367,25 @@ class Edge:
         return payload
 
     def finish(self, seconds: float) -> None:
-        """Wait until all messages are sent, including notes and heartbeats."""
+        """Wait until all messages are sent, including notes and heartbeats: `seconds`, or longer while bytes leave."""
+        began = moved = time.monotonic()
+        seen, _ = self.channel.moved()
         with self._news:
-            self._news.wait_for(
-                lambda: not (self._under_way or self._outbox or self._posting) or self._gone is not None, seconds
-            )
+            while (self._under_way or self._outbox or self._posting) and self._gone is None:
+                now, (count, _) = time.monotonic(), self.channel.moved()
+                seen, moved = count, now if count != seen else moved
+                if now >= min(moved + seconds, began + HEARTBEAT_FACTOR * seconds):
+                    break
+                self._pause(moved + seconds - now)
             if self._under_way:
-                raise Lost(self._gone or "it did not answer in time")
+                self.check()
+                raise Late()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait for news, for a moment at most; called by the training thread, which holds the lock."""
+        began = time.monotonic()
+        self._news.wait(min(seconds, LOOK))
+        self.on_wait(time.monotonic() - began)
 
     def close(self) -> None:
         """Close the connection; the other side detects this."""
@@ -336,9 +396,14 @@ class Edge:
             self._inbox.clear()
             self._under_way.clear()
 
-    def _read(self, largest: int, buffers: MessageMemory) -> None:
+    def _read(self, buffers: MessageMemory) -> None:
         """Put messages into the inbox; discard those for past moments; pause while `AHEAD` messages are queued."""
         try:
+            if self._greets:
+                self._incoming.recv_into(torch.empty(GREETING, dtype=torch.uint8), time.monotonic() + FOREVER)
+                with self._news:
+                    self._greeted = True
+                    self._news.notify_all()
             while True:
                 moment, count, size = self._header()
                 if moment[1] == NOTE:
@@ -347,18 +412,21 @@ class Edge:
                     self._follow()
                 elif moment[1] == HEARTBEAT:
                     self.step_there = moment[0]
-                if moment[1] < 0:
                     with self._news:
                         self._heard = time.monotonic()
                         self._news.notify_all()
+                if moment[1] < 0:
                     continue
-                if count * size > largest:
+                if count * size > self._largest:
                     raise Lost(f"it sent {count} numbers of {size} bytes, above the message size limit")
                 payload = buffers.empty(count, KINDS[size])
+                self._coming = moment
                 self._incoming.recv_into(payload, time.monotonic() + FOREVER)
+                self._coming = None
                 with self._news:
-                    self._heard = self._heard_numbers = time.monotonic()
-                    self.newest, self.arrived = max(self.newest, moment), self.arrived + 1
+                    if moment > self.newest:
+                        self._heard, self.newest = time.monotonic(), moment
+                    self.arrived += 1
                     if moment >= self._now:
                         self._inbox.append((moment, payload))
                     del payload                             # its memory is free once the message is used

@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +30,9 @@ Way: TypeAlias = Store | Opener
 READ = 2
 """Tag of the word that a message in shared memory has been read; `close` uses 1."""
 
+MARKS, MARK = 1024, 0xA5
+"""Number and value of the bytes that are marked in a buffer, to see whether a large message arrives."""
+
 MOST_GENERATION = 2**62
 """Generations are random numbers up to this one."""
 
@@ -43,7 +47,7 @@ class GlooOpener(Opener):
 
     def __init__(self, store: Store, host: str) -> None:
         super().__init__()
-        self.store, self.host = Meeting(store), host
+        self.store, self.host, self._closing = Meeting(store), host, threading.Event()
         self._secret = os.environ.get("QG_SECRET", "").encode()
 
     def begin(self, terms: Terms) -> None:
@@ -54,7 +58,7 @@ class GlooOpener(Opener):
         """Open an edge, and authenticate both sides."""
         terms = self._terms
         try:
-            edge = open_edge(self.store, terms.rank, there, self.host, seconds)
+            edge = open_edge(self.store, terms.rank, there, self.host, seconds, self._closing)
         except RuntimeError:                                # store lost: no process can join, training continues
             with suppress(RuntimeError, OSError):
                 self.store.reconnect()
@@ -67,13 +71,21 @@ class GlooOpener(Opener):
             raise
         return edge
 
+    def stop(self) -> None:
+        """Open no further edges."""
+        self._closing.set()
+
     def group(self, rank: int, size: int, seconds: float) -> ProcessGroup:
         """Open a group of all processes through the store."""
         return open_group(Meeting(self.store, "world/0"), rank, size, self.host, seconds)
 
 
-def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:
+def open_edge(
+    store: Store, here: int, there: int, host: str, seconds: float, closing: threading.Event | None = None
+) -> Edge:
     """Open the link to a process that opens it at the same time; raise `Lost` if it does not within `seconds`.
+
+    `closing` is set when this process does not need the link any more.
 
     A generation is the random number of an attempt to open this link. The lower rank offers a generation and the higher
     rank accepts it; store keys of earlier generations are never read.
@@ -84,6 +96,10 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
     place = Meeting(store, f"edge/{low}-{high}")
     deadline = time.monotonic() + seconds
 
+    def needed() -> None:
+        if closing is not None and closing.is_set():
+            raise TimeoutError
+
     def takes(offer: int) -> bool:
         return place.add(f"taken/{offer}", 1) == 1
 
@@ -93,6 +109,7 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
 
             def is_taken() -> bool:
                 nonlocal offered
+                needed()
                 if time.monotonic() - offered > REPEAT:
                     place.set("offer", str(generation))
                     offered = time.monotonic()
@@ -105,6 +122,7 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
                     raise
         else:
             def accepted() -> int:
+                needed()
                 text = place.get("offer") if place.check(["offer"]) else b""
                 offer = int(text) if text.isdigit() and len(text) <= len(str(MOST_GENERATION)) else 0
                 return offer if 0 < offer <= MOST_GENERATION and takes(offer) else 0
@@ -136,6 +154,7 @@ class GlooChannel(Channel):
 
     def __init__(self, store: Store, rank: int, host: str, seconds: float) -> None:
         self._other = 1 - rank
+        self._marked: Tensor | None = None
         try:
             self._group = open_group(store, rank, 2, host, seconds)
         except RuntimeError as error:
@@ -164,7 +183,15 @@ class GlooChannel(Channel):
                     raise Lost("its shared memory cannot be read") from None
                 self._post(torch.empty(1), READ).wait(deadline)
                 return
+            numbers = buffer.view(torch.uint8)
+            self._marked = numbers[:: numbers.numel() // MARKS].fill_(MARK)
         self._take(buffer).wait(deadline)
+        self._marked = None
+
+    def moved(self) -> tuple[int, int]:
+        """The number of marks that the arriving message has overwritten: gloo does not say how much of it is here."""
+        marked = self._marked
+        return 0, 0 if marked is None else int((marked != MARK).sum())
 
     def _meet(self, deadline: float) -> tuple[int, bool]:
         """Return the number of the other process on its machine, and whether it can read memory of this one.

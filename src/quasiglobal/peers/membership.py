@@ -21,7 +21,19 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from quasiglobal.errors import InputError
-from quasiglobal.peers.edge import Account, Edge, Expected, Lost, Moment, Refused, Rejected, check_step
+from quasiglobal.peers.edge import (
+    HEARTBEAT_FACTOR,
+    LOOK,
+    Account,
+    Edge,
+    Expected,
+    Late,
+    Lost,
+    Moment,
+    Refused,
+    Rejected,
+    check_step,
+)
 from quasiglobal.peers.memory import MessageMemory
 from quasiglobal.peers.reports import Reports
 
@@ -46,6 +58,18 @@ LONG = 3600.0
 
 WINDOW = 4
 """Exchanges over which the pace of a neighbour is measured."""
+
+FEW = 5
+"""Steps that a process may be behind and still make up for one by one."""
+
+LEAVE = 5.0
+"""Seconds that a process waits for others after it was told to stop."""
+
+FORGIVEN = 16
+"""Number of messages after which a vain wait for a neighbour does not count any more."""
+
+MOST_VAIN = 8
+"""Maximum number of vain waits that count."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +175,10 @@ class Membership:
         self.edges: dict[int, Edge] = {}
         self.buffers = MessageMemory(shared=opener.shares_memory)
         self.lost: dict[int, str] = {}
+        self.noted: Sequence[int] = ()
+        """Signals that tell this process to stop (`patient_interrupts`)."""
+        self.stops_alone = True
+        """Whether it stops by itself: `LEAVE` is then for all waits after the signal, otherwise for each exchange."""
         self.step = 0
         """Current step of this process."""
         self.last_step = math.inf
@@ -169,6 +197,11 @@ class Membership:
         self._ended: set[int] = set()
         self._bad_rows: set[int] = set()
         self._refused: set[int] = set()
+        self._vain: dict[int, float] = {}
+        """For each neighbour, the number of vain waits for it, less the messages that came since / `FORGIVEN`."""
+        self._unawaited: dict[int, float] = {}
+        """For each neighbour, the time until which nobody waits for it here."""
+        self._time_to_leave, self._behind_since = LEAVE, math.inf
         self._why = dict.fromkeys(neighbours, "it did not connect in time")
 
     # -------------------------------------------------------------------------------------------- find
@@ -214,13 +247,15 @@ class Membership:
         self._largest = largest
         self._ready.set()
         self._in_background(self._send_heartbeats)
-        deadline = time.monotonic() + self.timeout
-        while len(self.edges) + len(self._ended) < len(self.neighbours) and time.monotonic() < deadline:
-            try:
-                edge = self._opened.get(timeout=max(deadline - time.monotonic(), 0.001))
-            except queue.Empty:
-                break
-            self.edges[edge.there] = edge
+        now = time.monotonic()
+        deadline = now + self.timeout
+        with self.waiting():
+            while len(self.edges) + len(self._ended) < len(self.neighbours) and now < deadline:
+                with suppress(queue.Empty):
+                    edge = self._opened.get(timeout=min(deadline - now, LOOK))
+                    self.edges[edge.there] = edge
+                began, now = now, time.monotonic()
+                self.on_wait(now - began)
         for there in set(self.neighbours) - set(self.edges):
             self.lost[there] = "it has ended" if there in self._ended else "it did not begin in time"
 
@@ -247,6 +282,7 @@ class Membership:
             try:
                 edge = self._opener.open(there, min(self.timeout, ATTEMPT))
                 self._opening[there] = edge
+                edge.on_wait = self.on_wait
                 self._welcome(edge)
                 if self._has_ended(edge):                   # it neither sends nor needs anything
                     self._ended.add(there)
@@ -254,9 +290,10 @@ class Membership:
                     return
                 if self.step > self.last_step:              # this process has ended, and has handed over its rows
                     raise Lost("the run has ended here")
-                self._ready.wait()                          # neighbours never wait for a process that is loading
-                edge.greet(time.monotonic() + LONG)
-                edge.listen(self._largest, self.buffers, self._drops)
+                edge.listen(0, self.buffers, self._drops, greets=True)
+                while not self._ready.wait(LOOK):           # neighbours never wait for a process that is loading
+                    edge.check()                            # it may be killed meanwhile, and come back
+                edge.greet(self._largest, LONG)
             except (Refused, Rejected) as error:
                 self.say(there, f"{self.me}: {self.called(there)} is not connected: {error}")
                 self._why[there] = str(error)
@@ -273,13 +310,13 @@ class Membership:
             self._closing.wait(0.2)
 
     def _welcome(self, edge: Edge) -> None:
-        """Hand rows to a side that joins late; take some if this side does."""
+        """Hand rows to a side that is late; take some if this side is, since it joins late or is far behind."""
         edge.account = self._accounts[edge.there]
         ended, ended_there = self.step > self.last_step, self._has_ended(edge)
-        late = not (self.begun or ended or edge.there in self._bad_rows)
-        wanted = self.handover.wanted(ended_there) if late else None
+        late = not self.begun or self.step + FEW < edge.step_there <= self.last_step
+        wanted = self.handover.wanted(ended_there) if late and not (ended or edge.there in self._bad_rows) else None
         try:
-            rows = edge.hand_over(self.handover.offered(ended), wanted, time.monotonic() + self.timeout)
+            rows = edge.hand_over(self.handover.offered(ended), wanted, self.timeout)
         except Rejected:
             self._bad_rows.add(edge.there)                  # open the edge again, without asking for rows
             raise
@@ -312,10 +349,37 @@ class Membership:
     @contextmanager
     def watched(self, there: int) -> Iterator[None]:
         """Catch `Lost`, drop the edge and continue the step without it."""
+        began = time.monotonic()
         try:
             yield
         except Lost as error:
             self.lose(there, str(error))
+            if isinstance(error, Late):
+                self._note_vain(there, time.monotonic() - began)
+
+    def _note_vain(self, there: int, seconds: float) -> None:
+        """Count a vain wait for a neighbour; after several, do not wait for it for longer and longer.
+
+        A neighbour that connects again and again and keeps silent would otherwise stop this process at every step.
+        """
+        if there in self.unawaited:
+            return
+        self._vain[there] = vain = min(self._vain.get(there, 0.0) + 1.0, MOST_VAIN)
+        if vain > 1:
+            rest = seconds * 2 ** (vain - 2)
+            self._unawaited[there] = time.monotonic() + rest
+            self.say(there, f"{self.me} does not wait for {self.called(there)} in the next {rest:.3g} s")
+
+    def heard(self, there: int) -> None:
+        """Note that a message came in time."""
+        if there in self._vain:
+            self._vain[there] = max(self._vain[there] - 1 / FORGIVEN, 0.0)
+
+    @property
+    def unawaited(self) -> list[int]:
+        """The neighbours that this process does not wait for, since it waited in vain several times."""
+        now = time.monotonic()
+        return [there for there, until in self._unawaited.items() if now < until]
 
     def lose(self, there: int, why: str) -> None:
         """Close an edge and reopen it in the background."""
@@ -338,10 +402,38 @@ class Membership:
             self.lost.pop(edge.there, None)
             self.say(edge.there, f"{self.me} reconnected to {self.called(edge.there)} at step {self.step}")
 
+    def step_to_join(self, step: int, few: int) -> int:
+        """The step at which to join the neighbours, if they are more than a `few` steps beyond this one; else 0.
+
+        It is their median step, of two the lower, which a single liar does not move. Neighbours without an edge count
+        as not beyond for half a timeout: after an absence they reconnect one by one.
+        """
+        if self.begun:
+            self.take_back()
+        claimed = [max(edge.step_there, edge.newest[0]) for edge in self.edges.values()]
+        known = [claim for claim in claimed if claim <= self.last_step]
+        if not any(claim > step + few for claim in known):
+            self._behind_since = math.inf
+            return 0
+        now = time.monotonic()
+        self._behind_since = min(self._behind_since, now)
+        absent = len(self.missing) if now < self._behind_since + self.timeout / 2 else 0
+        theirs = statistics.median_low([*known, *[0] * absent])
+        return theirs if theirs > step + few else 0
+
+    def on_wait(self, seconds: float) -> None:
+        """Note that the training thread has waited; raise KeyboardInterrupt if it is to stop, and waits too long."""
+        if self.noted:
+            self._time_to_leave -= seconds
+            if self._time_to_leave <= 0:
+                raise KeyboardInterrupt
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Mark this process as waiting for messages, so that it sends heartbeats to its neighbours."""
         self._waiting_since = time.monotonic()
+        if not self.stops_alone:
+            self._time_to_leave = LEAVE
         try:
             yield
         finally:
@@ -401,13 +493,15 @@ class Membership:
         self._opener.stop()
         for edge in list(self._opening.values()):
             edge.close()
+        deadline = time.monotonic() + (LEAVE if self.noted else 2 * ATTEMPT)
         for thread in self._threads:
-            thread.join(timeout=2 * ATTEMPT)
+            thread.join(timeout=max(deadline - time.monotonic(), 0.0))
+        self._time_to_leave = math.inf                      # what follows is short
         for edge in self.edges.values():
             with suppress(Lost):
                 if self.step > self.last_step:              # tells neighbours behind that this end is regular
                     edge.send_heartbeat(self.step)
-                edge.finish(self.timeout)
+                edge.finish(LEAVE / HEARTBEAT_FACTOR if self.noted else self.timeout)
             edge.close()
         self.edges.clear()
         self._opener.close()

@@ -101,6 +101,10 @@ class TLSChannel(Channel):
             self.close()
             raise Lost("it did not answer in time")
 
+    def moved(self) -> tuple[int, int]:
+        """Bytes in each direction."""
+        return self.sent, self.received
+
     def close(self) -> None:
         """Close the connection in the background; sent messages still arrive."""
         with self._state:

@@ -342,16 +342,14 @@ class Participant:
             self.program.restore([part.load(epoch) for part in self.parts])
 
     def rejoin(self) -> None:
-        """Rejoin the others at their next epoch, with the models saved here or with the neighbours' mean."""
+        """Rejoin the others at their step, with the models saved here or with the neighbours' mean."""
         self.check_saved()
-        saved, program = max(self.saved), self.program
-        theirs = math.ceil(self.engine.members.step_of_others / program.feed.steps_per_epoch)
-        epoch = max(saved, min(theirs, program.experiment.epochs - 1))      # no claim of others ends a run
+        saved, program, of_epoch = max(self.saved), self.program, self.program.feed.steps_per_epoch
+        theirs = min(self.engine.members.step_of_others, program.steps - of_epoch)      # no claim of others ends a run
         self.resume(saved)
         model = self.engine.mean_of_neighbours(program.state.x)
-        if model is not None and epoch - saved > STALE_EPOCHS:
-            program.begin_at(model)
-        program.state.epochs = [epoch] * len(self.runs)
+        stale = theirs > (saved + STALE_EPOCHS) * of_epoch
+        program.join(max(saved * of_epoch, theirs), model if stale else None)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -371,6 +369,7 @@ class Participant:
             run.describe()
             part.begin(self.program.state.epochs[0], self.data)
         with patient_interrupts() as noted:
+            self.engine.members.noted, self.engine.members.stops_alone = noted, not shared
             seconds = self.options.checkpoint_seconds
             saving = Saving(seconds, noted)
             if shared:

@@ -176,8 +176,8 @@ class Program:
         began, before = time.perf_counter(), sum(self.seconds.values())
         with self.timed("loading"):
             self.begin_epoch()
-        compiling, first = self.compiling, self.state.epochs[0] * self.feed.steps_per_epoch
-        passed, examples = self._train_steps(lambda step: after_step and after_step(first + step))
+        compiling = self.compiling
+        passed, examples = self._train_steps(after_step)
         self.state.epochs = [epochs + passed for epochs in self.state.epochs]
         done = [epochs * self.feed.steps_per_epoch for epochs in self.state.epochs]
         self.state.x = self.bands.merge(self.state.x, self._merged_buffers, done)
@@ -214,19 +214,27 @@ class Program:
                 return True
         return False
 
-    def _train_steps(self, after_step: Callable[[int], object]) -> tuple[int, int]:
+    def _train_steps(self, after_step: Callable[[int], None] | None) -> tuple[int, int]:
         """Train the steps of an epoch; return the number of epochs that have passed, and of examples in these steps.
 
-        An engine that catches up with other processes skips steps, also beyond the end of the epoch.
+        An engine that catches up with other processes skips steps, also beyond the end of the epoch. One that was away
+        joins them in another epoch: what it has trained of the epoch before is not measured.
         """
         length, step, examples = self.feed.steps_per_epoch, self._ahead, 0
         self.feed.advance(step)
         while step < length:
+            found = self.engine.catch_up(self.state.epochs[0] * length + step + 1, self.state.x)
+            if found is not None:
+                self.join(found[0] - 1, found[1])
+                self.begin_epoch()
+                self.feed.advance(self._ahead)
+                step, examples = self._ahead, 0
             self.advance(step)
             examples += self.feed.plan.sizes[step]
             self.feed.advance(self.engine.skipped)
             step += 1 + self.engine.skipped
-            after_step(step)
+            if after_step is not None:
+                after_step(self.state.epochs[0] * length + step)
         self._ahead = step % length
         return step // length, examples
 
@@ -390,10 +398,14 @@ class Program:
         buffers = {name: value[rows] for name, value in self.state.buffers.items()}
         return named_rows(self.state.x[rows], self.bands.state_of(run), buffers)
 
-    def begin_at(self, x: Tensor) -> None:
-        """Initialise the algorithms at the models x."""
-        self.state.x = x
-        self.bands.begin_at(x)
+    def join(self, steps: int, models: Tensor | None) -> None:
+        """Continue as other processes do after this many steps, with these models, if given, and then new sums."""
+        epochs, self._ahead = divmod(steps, self.feed.steps_per_epoch)
+        self.state.epochs = [epochs] * len(self.experiments)
+        self._from_start = False
+        if models is not None:
+            self.state.x = models
+            self.bands.begin_at(models)
 
     def restore(self, saved: Sequence[Checkpoint]) -> None:
         """Resume all experiments from their checkpoints."""
