@@ -26,7 +26,7 @@ from quasiglobal.peers import relay, sites
 from quasiglobal.peers.bandwidth import Cap, read_bandwidth
 from quasiglobal.peers.certificates import now
 from quasiglobal.peers.dialling import CREDENTIALS, Proxy, read_proxy
-from quasiglobal.peers.edge import Expected, Lost, Refused
+from quasiglobal.peers.edge import Edge, Expected, Lost, Refused
 from quasiglobal.peers.membership import Terms
 from quasiglobal.peers.sites import SiteOpener
 
@@ -150,6 +150,25 @@ def test_all_edges_together_send_no_faster_than_the_cap(tmp_path, monkeypatch):
         sending.wait(soon())
     for end in (*first, *second):
         end.close()
+
+
+@pytest.mark.slow
+def test_a_message_may_take_longer_than_the_timeout_under_a_cap(tmp_path, monkeypatch):
+    """Six seconds for each message, in both directions at once, and a timeout of two."""
+    ends = channels(Sites(tmp_path, "complete:2", 2))
+    for end in ends:
+        monkeypatch.setattr(end, "_cap", Cap(read_bandwidth("4mbit")))
+    edges, count = [Edge(k, 1 - k, end, generation=0) for k, end in enumerate(ends)], 700_000
+    for edge in edges:
+        edge.listen(4 * count)
+
+    def exchanged(edge):
+        edge.send((1, 0), torch.ones(count), 2.0)
+        return edge.receive((1, 0), Expected(count, torch.float32), 2.0) is not None
+
+    assert at_once(*(lambda edge=edge: exchanged(edge) for edge in edges)) == [True, True]
+    for edge in edges:
+        edge.close()
 
 
 def test_a_cap_wastes_no_more_than_a_pause():
