@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import hosts
 import numpy as np
+import psutil
 import pytest
 import torch
 from connections import at_once, channels, soon
@@ -347,6 +348,22 @@ def test_a_relayed_edge_is_renewed_and_opened_again(meeting, three):
     talk(meeting.met(first, second, 10))
     until(lambda: len(meeting.recorded(third, "relay closed")) == 2)
     until(lambda: len(third._relay._ends) == 3)             # the edge, and the listening side waits for the next
+
+
+def test_sites_meet_again_at_a_relay_that_was_restarted_and_it_keeps_nothing(meeting, three):
+    of, (first, second, third) = three
+    talk(meeting.met(first, second, 10))
+    third.stop()
+    until(lambda: not any(edge.channel.alive for edge in meeting.edges))
+    again = meeting.site(of.folders[2], ())
+    before = psutil.Process().num_fds()
+    for _ in range(5):
+        edges = meeting.met(first, second, 20)
+        talk(edges)
+        for edge in edges:
+            edge.close()
+    until(lambda: len(again._relay._ends) <= 1)             # the listening side waits for the next
+    until(lambda: psutil.Process().num_fds() <= before + 4)
 
 
 def test_a_revoked_site_is_not_relayed_any_more(meeting, three):
