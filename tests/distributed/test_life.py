@@ -120,7 +120,7 @@ def test_a_large_message_is_seen_to_arrive_over_gloo():
 def ring_member(store, rank, step=0, timeout=2.0):
     members = Membership(
         GlooOpener(store, "127.0.0.1"), rank, [1 - rank], experiment="e", topology="t", timeout=timeout,
-        handover=LateModels(rank, lambda: None),
+        handover=LateModels(lambda: None),
     )
     members.step, members.last_step = step, 100
     return members
@@ -241,7 +241,8 @@ def test_sites_finish_though_one_keeps_its_neighbours_waiting(tmp_path, owners, 
     ]
     for k in (0, 1, 3):
         said = four.said(nodes[k], k)
-        assert (f"process {k} continues without process 2 from step 21: it did not answer in time" in said) == (k != 0)
+        lost = f"node {k} (site{k}) continues without node 2 (site2) from step 21: it did not answer in time"
+        assert (lost in said) == (k != 0)
         (run,) = find_runs(tmp_path / f"runs{k}")
         assert [record["epoch"] for record in run.records()] == [*range(1, 101)], "nobody leaves out an epoch"
 
@@ -272,7 +273,8 @@ def test_a_suspended_site_takes_up_the_step_of_the_others(tmp_path, owners):
     wait_for_epoch(tmp_path / "runs1", 1, 100)
     nodes[2].send_signal(signal.SIGCONT)
     said = [four.said(process, k) for k, process in enumerate(nodes)]
-    assert re.search(r"process 2 is \d+ steps behind: it continues at step \d+ with its neighbours' model", said[2])
+    behind = r"node 2 \(site2\) is \d+ steps behind: it continues at step \d+ with its neighbours' model"
+    assert re.search(behind, said[2])
     assert sum(one.count("steps behind") for one in said) == said[2].count("steps behind")
     epochs = [[record["epoch"] for record in next(find_runs(tmp_path / f"runs{k}")).records()] for k in range(4)]
     assert epochs[0] == epochs[1] == epochs[3] == [*range(1, 401)]

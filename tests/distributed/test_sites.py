@@ -500,7 +500,7 @@ def test_older_and_foreign_files_over_an_edge_change_nothing(meeting, sites, tmp
     monkeypatch.setattr(module, "WATCH", 0.1)
     (tmp_path / "other").mkdir()
     other, older = Sites(tmp_path / "other", "ring:4", 4), sites.text
-    sites.organiser.extend(20)
+    sites.organiser.extend(40)
     sites.folders[0].accept(sites.text)
     first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
     edges = meeting.met(first, second)
