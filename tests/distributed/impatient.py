@@ -1,4 +1,4 @@
-"""`qg` whose sites look after their federation file and certificates more often.
+"""`qg` whose sites look after their federation file, certificates and records of traffic more often.
 
 OTHER_VERSION is another library version to greet with; PAUSE are seconds of sleep after each epoch; the clock is
 SLOW_CLOCK seconds slow.
@@ -11,7 +11,7 @@ from datetime import timedelta
 from quasiglobal.cli import main, train
 from quasiglobal.peers import certificates, federation_file, folders, greeting, sites
 
-sites.WATCH = 0.3
+sites.WATCH = sites.TRAFFIC = 0.3
 if "OTHER_VERSION" in os.environ:
     sites._version = lambda: os.environ["OTHER_VERSION"]
 

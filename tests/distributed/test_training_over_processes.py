@@ -238,3 +238,32 @@ def test_twenty_processes_on_few_cores_start(tmp_path):
     edges = [json.loads(path.read_text())["edges"] for path in run.folder.glob("parts/*/summary.json")]
     assert len(edges) == 20
     assert all(edge["missed"] == 0 for of in edges for edge in of.values())
+
+
+@pytest.mark.slow
+def test_damaged_checkpoints_of_a_process_are_passed_over_by_all(tmp_path, simulated):
+    words = [*EXACT, "--checkpoint-seconds", "0", "--engine", "distributed", "--processes", "2"]
+    ended(train(tmp_path, *words))
+    (run,) = find_runs(tmp_path)
+    (run.folder / "summary.json").unlink()
+    for path in (run.folder / "checkpoint").iterdir():
+        path.unlink()
+    older, newer = ((run.folder / "parts" / "1" / "checkpoint" / f"{epoch:06d}.safetensors") for epoch in (5, 6))
+    whole = older.read_bytes()
+    for path in (older, newer):
+        path.write_bytes(whole[:1000])
+    before = (run.folder / "parts" / "0" / "metrics.jsonl").read_bytes()
+    refused = train(tmp_path, *words)
+    said, _ = refused.communicate(timeout=PATIENCE)
+    assert refused.returncode == 2
+    (line,) = [line for line in said.splitlines() if line.startswith("qg: ")]
+    assert line == (
+        f"qg: no epoch has an intact checkpoint in {older.parent}; restore the folder from a backup, or move it "
+        "elsewhere to train anew"
+    )
+    assert (run.folder / "parts" / "0" / "metrics.jsonl").read_bytes() == before
+    older.write_bytes(whole)
+    said = ended(train(tmp_path, *words))
+    assert said.count(f"checkpoint {newer} is damaged (its checksum is wrong); using an older one") == 1
+    assert newer.with_name("000006.damaged.safetensors").read_bytes() == whole[:1000]
+    assert same(rows(tmp_path), rows(simulated), 1e-11)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from quasiglobal.data.sources import load
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.best import best_state, kept_in
 from quasiglobal.runs.building import make_task
+from quasiglobal.runs.checkpoints import Part, joined_checkpoint
 from quasiglobal.runs.export import export
 from quasiglobal.runs.local import simulate
 from quasiglobal.runs.store import RunFolder, find_runs, read_run
@@ -174,7 +176,7 @@ def test_seeds_that_stopped_at_different_epochs_all_finish(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
-def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path, damage):
+def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path, damage, caplog):
     experiment = replace(SHORT, epochs=4)
     (whole,) = simulate(experiment, settled(tmp_path / "whole"))
 
@@ -184,15 +186,35 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path, damage):
     newest = sorted(folder.glob("*.safetensors"))[-1]
     content = bytearray(newest.read_bytes())
     if damage == "truncate":
-        newest.write_bytes(content[:-100])
-    elif damage == "flip":
-        content[len(content) // 2] ^= 1
-        newest.write_bytes(content)
-    else:
+        del content[-100:]
+    content[len(content) // 2] ^= damage == "flip"
+    newest.write_bytes(content)
+    if damage == "remove":
         newest.unlink()
-    with pytest.warns(UserWarning, match="is damaged"):
-        (cut,) = simulate(experiment, settled(tmp_path / "cut"))
+    (cut,) = simulate(experiment, settled(tmp_path / "cut"))
+    assert caplog.text.count("is damaged (") == caplog.text.count("; using an older one") == 1
     assert_same_run(whole, cut)
+    assert json.loads(newest.with_name(f"{newest.stem}.damaged.json").read_text())["epochs"] == int(newest.stem)
+    if damage != "remove":
+        assert newest.with_name(f"{newest.stem}.damaged.safetensors").read_bytes() == content
+
+
+def test_without_an_intact_checkpoint_nothing_is_trained_or_deleted(tmp_path):
+    with pytest.raises(Stop):
+        simulate(SHORT, settled(tmp_path), stop_at(2))
+    folder = RunFolder.of(SHORT, tmp_path).folder
+    for path in folder.glob("checkpoint/*.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    sentence = f"no epoch has an intact checkpoint in {folder}/checkpoint; restore the folder from a backup, or move it"
+    with pytest.raises(qg.InputError, match=re.escape(sentence)):
+        simulate(SHORT, settled(tmp_path))
+    with pytest.raises(qg.InputError, match=re.escape(sentence)):
+        read_run(folder).rows()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    (folder / "checkpoint").rename(tmp_path / "elsewhere")
+    (run,) = simulate(SHORT, settled(tmp_path))
+    assert run.status == "finished"
 
 
 def test_only_two_checkpoints_are_kept(tmp_path):
@@ -246,6 +268,18 @@ def test_what_a_killed_process_left_half_written_is_passed_over(tmp_path):
     assert found.epochs == 1
     checkpoints.save(tmp_path, Checkpoint(rows, 2))
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["000001", "000001", "000002", "000002"]
+
+
+def test_a_later_checkpoint_of_a_process_does_not_push_out_the_common_ones(tmp_path):
+    """As of a process that had saved when another was killed: all resume from an earlier epoch."""
+    parts = [Part(tmp_path, k, [k]) for k in range(2)]
+    for part, epoch in ((parts[0], 20), (parts[1], 20), (parts[0], 40), (parts[0], 25), (parts[1], 25), (parts[0], 30)):
+        part.save(Checkpoint({"x": torch.zeros(1, 3)}, epoch))
+    assert [part.epochs() for part in parts] == [{0, 25, 30, 40}, {0, 20, 25}]
+    assert joined_checkpoint(parts).epochs == 25
+    (tmp_path / "parts/1/checkpoint/000025.safetensors").unlink()
+    with pytest.raises(qg.InputError, match=r"no epoch has an intact checkpoint in .*/parts; restore the folder"):
+        joined_checkpoint(parts)
 
 
 def test_a_checkpoint_returns_all_its_fields_and_older_files_give_the_defaults_of_later_ones(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -13,10 +13,11 @@ from tyro.conf import Positional, arg
 
 from quasiglobal.cli import OWN
 from quasiglobal.cli.arguments import File, Json, call
-from quasiglobal.cli.terminal import Listing, console, preparing, print_json, say_written
+from quasiglobal.cli.terminal import Listing, Values, console, preparing, print_json, say_written, size_in_words
 from quasiglobal.data.dataset import deviations
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.peers import federation_file
+from quasiglobal.peers.audit import AUDIT, Story, Trail
 from quasiglobal.peers.certificates import fingerprint, read_text, spoken
 from quasiglobal.peers.federation_file import Federation, Site
 from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
@@ -253,9 +254,104 @@ def status(folder: OwnFolder = Path("site"), json: Json = False) -> None:
     _show(found, organiser, json, node=place.own(found).node, certificate_ends=ends)
 
 
+def audit(
+    run: Annotated[Positional[Path], arg(metavar="RUN", help="A run folder of this site, or an audit.jsonl.")],
+    hash: Annotated[str | None, arg(metavar="HASH")] = None,
+    json: Json = False,
+) -> None:
+    """Check the record of a run: who connected, when, and how many bytes.
+
+    Each line of audit.jsonl has the hash of the line before it, so a line that was changed, inserted or removed breaks
+    the chain there. A file that was rewritten as a whole, or has lost its last lines, goes unseen unless you have kept
+    its last hash elsewhere: note the one that this command prints, and give it to a later check as --hash.
+
+    Args:
+        hash: A hash that an earlier check printed, to be found in the file.
+    """
+    path = run / AUDIT if run.is_dir() else run
+    trail = Trail.read(path)
+    story, place = Story(trail.lines), trail.place_of(hash) if hash else 0
+    if json:
+        print_json({
+            "file": str(path), "lines": len(trail.hashes), "not_chained": trail.unchained, "torn": trail.torn,
+            "breaks": [{"line": number, "why": why} for number, why in trail.breaks.items()],
+            "last_hash": trail.last_hash, "line_of_hash": place or None,
+            "processes": story.processes, "connections": story.connections, "events": story.events,
+        })
+    else:
+        _show_story(story)
+        for line in _chain_in_words(trail):
+            console.print(line, soft_wrap=True)
+        if place and not any(number <= place for number in trail.breaks):
+            console.print(f"The given hash is that of line {place}: all lines up to it are as they were then.")
+    if hash and not place:
+        raise InputError(f"no line of {path} has the given hash: it was rewritten, or its last lines are missing")
+    if trail.breaks:
+        (number, why), *others = trail.breaks.items()
+        more = f" (and at {len(others)} more lines)" if others else ""
+        raise InputError(f"the chain of {path} breaks at line {number}, which {why}{more}")
+
+
+def _show_story(story: Story) -> None:
+    """Print the processes, the connections and the other events."""
+    Listing(story.processes, {
+        "when": _when,
+        "this site": lambda row: "\n".join((
+            _called(row), f"version {row['version'] or '-'}", f"experiment {row['experiment'] or '-'}",
+            "steps {}-{}".format(*row["steps"]),
+        )),
+        "data": lambda row: spoken(row["data"] or "-", 4), "key": lambda row: spoken(row["key"] or "-", 4),
+    }, title="This site's processes").show()
+    Listing(story.connections, {
+        "when": _when,
+        "neighbour": lambda row: f"{_called(row)}\n{row['address'] or '-'}",
+        "models": lambda row: f"sent {size_in_words(row['sent'])}\nreceived {size_in_words(row['received'])}",
+        "key": lambda row: spoken(row["key"] or "-", 4),
+    }, title="Connections").show()
+    if story.events:
+        names = ("time", "event", "line", "before", "torn")
+        Listing(story.events, {
+            "at": lambda row: _minute(str(row.get("time"))), "event": lambda row: str(row.get("event")),
+            "what": lambda row: ", ".join(f"{name} {value}" for name, value in row.items() if name not in names),
+        }, title="Other events", folds={"what": 30}).show()
+
+
+def _chain_in_words(trail: Trail) -> Iterator[str]:
+    """Sentences about the chain."""
+    if trail.unchained:
+        yield f"Lines 1 to {trail.unchained} are not chained: version 2 wrote them. The next line has the hash of all."
+    if trail.torn:
+        yield f"A crash tore line {' and '.join(map(str, trail.torn))}."
+    if not trail.breaks:
+        yield f"The chain of {len(trail.hashes)} lines does not break. The last hash is"
+    else:
+        yield "The chain breaks. The last hash is"
+    yield f"    {trail.last_hash}"
+    yield (
+        "A file that was rewritten as a whole, or has lost its last lines, looks the same. Keep this hash elsewhere, "
+        "and check with --hash that it is still there."
+    )
+
+
+def _when(row: Values) -> str:
+    """The beginning of a process or a connection, the last line about it, and how it ended."""
+    return "\n".join((_minute(row["began"]), _minute(row["until"]), row["end"] or "not recorded"))
+
+
+def _minute(time: str) -> str:
+    """A time of the audit, which is in UTC, in minutes."""
+    return time[:16].replace("T", " ")
+
+
+def _called(row: Values) -> str:
+    return f"node {row['node']}" + (f" ({row['site']})" if row["site"] else "")
+
+
 SUBCOMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "federation": {"new": new, "approve": approve, "revoke": revoke, "extend": extend, "constants": pool, "show": show},
-    "site": {"request": request, "install": install, "constants": constants, "renew": renew, "show": status},
+    "site": {
+        "request": request, "install": install, "constants": constants, "renew": renew, "show": status, "audit": audit,
+    },
 }
 """The subcommands of `qg federation` and `qg site`."""
 

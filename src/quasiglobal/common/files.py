@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import stat
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,6 +100,33 @@ def _object(text: bytes) -> Json:
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     return value
+
+
+def make_private(folder: Path) -> int:
+    """Take all permissions of other users from a folder and its content; return the mode that it had, if that is wrong.
+
+    Raise InputError if a mode cannot be changed.
+    """
+    found = 0
+    for path in (folder, *folder.rglob("*")) if sys.platform != "win32" else ():
+        with suppress(FileNotFoundError):                   # it does not exist yet, or was replaced meanwhile
+            if path.is_symlink() or not (mode := _open_mode(path)):
+                continue
+            found = found or mode * (path == folder)
+            with suppress(PermissionError):
+                path.chmod(mode & 0o700)
+            if _open_mode(path):
+                raise InputError(
+                    f"{path} has mode {mode:o}, so others can use it, and it cannot be changed; run `chmod -R go= "
+                    f"{folder}` as its owner, or use a disk with file permissions"
+                )
+    return found
+
+
+def _open_mode(path: Path) -> int:
+    """The mode of a path that others may use, else 0."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    return mode if mode & 0o077 else 0
 
 
 @contextmanager

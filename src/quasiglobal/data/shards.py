@@ -63,6 +63,8 @@ class Shards:
     """Name of the file, and of its rows in messages."""
     in_threads = True
     """Whether threads read the rows of a shard at the same time."""
+    has_targets = False
+    """Whether the rows have the targets too."""
 
     folder: Path
     shape: tuple[int, ...]
@@ -291,6 +293,7 @@ class ExampleShards(Shards):
 
     what = "examples"
     in_threads = False                                      # the random numbers of an example are seeded globally
+    has_targets = True
 
     form: Form
 

@@ -9,6 +9,7 @@ that the root of the claimed node signed.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 import re
@@ -68,6 +69,11 @@ def private_pem(key: Ed25519PrivateKey) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def derived(key: Ed25519PrivateKey, purpose: str) -> bytes:
+    """A secret for one purpose, by HMAC from a private key, of which it reveals nothing."""
+    return hmac.digest(key.private_bytes_raw(), f"quasiglobal {purpose}\n".encode(), "sha256")
 
 
 def write_private(path: Path, content: bytes) -> None:

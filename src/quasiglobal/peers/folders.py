@@ -38,6 +38,8 @@ DAMAGED = "{} is damaged; run `qg site renew`"
 
 NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 """X509_V_FLAG_NO_CHECK_TIME of OpenSSL."""
+DATA = "fingerprints of data"
+"""Purpose of the key in data.key."""
 
 LONGEST_DAYS = 3660
 """Maximum duration of a federation in days."""
@@ -62,12 +64,14 @@ class SiteFolder:
 
     site.key: the site's key, whose fingerprint the organiser approved; it signs certificates, and files of the site.
     tls.pem: the key and the short-lived certificate of its TLS connections, renewed from site.key.
+    data.key: the key of the fingerprints of the site's data, derived from site.key, which may be kept elsewhere.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.key = path / "site.key"
         self.certificate = path / "tls.pem"
+        self.data = path / "data.key"
         self.root = path / "site.der"
         self.authority = path / "organiser.pub"
         self.file = path / "federation.json"
@@ -161,7 +165,10 @@ class SiteFolder:
             raise InputError(f"a certificate is valid for at most {LONGEST_LIFETIME.days} days, got {lifetime}")
         found = self.federation()
         own = self.own(found)
-        made = certificates.issue(self._signer(own, key), found.name, own.node, lifetime)
+        signer = self._signer(own, key)
+        if not self.data.exists():
+            certificates.write_private(self.data, certificates.derived(signer, DATA).hex().encode() + b"\n")
+        made = certificates.issue(signer, found.name, own.node, lifetime)
         with _alone(self.path):
             certificates.write_private(self.certificate, made)
         return certificates.read_claim(made)
@@ -181,6 +188,16 @@ class SiteFolder:
         if fingerprint(signer.public_key()) != own.fingerprint:
             raise InputError(f"{key or self.key} is not the key that {self.root} belongs to; restore the right one")
         return signer
+
+    def data_key(self) -> bytes | None:
+        """The key of the fingerprints of the site's data; None if site.key is elsewhere, until the next renewal."""
+        if not self.data.exists():
+            return certificates.derived(read_key(self.key), DATA) if self.key.exists() else None
+        certificates.check_private(self.data)
+        try:
+            return bytes.fromhex(self.data.read_text())
+        except (OSError, ValueError):
+            raise InputError(f"{self.data} is damaged; delete it, and run `qg site renew`") from None
 
     def shown(self) -> CertificateClaim | None:
         """The claim of this site's TLS certificate; None if there is no certificate yet."""

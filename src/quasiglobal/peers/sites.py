@@ -10,8 +10,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import ipaddress
+import itertools
 import logging
-import os
 import queue
 import secrets
 import socket
@@ -19,9 +19,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from importlib import metadata
@@ -29,8 +29,9 @@ from pathlib import Path
 from random import uniform
 from typing import TypeAlias
 
-from quasiglobal.common.files import as_line
+from quasiglobal.common.files import Json
 from quasiglobal.errors import InputError
+from quasiglobal.peers.audit import append
 from quasiglobal.peers.certificates import OutOfDate
 from quasiglobal.peers.edge import Edge, Lost, Refused
 from quasiglobal.peers.federation_file import Federation, split_address
@@ -47,6 +48,9 @@ log = logging.getLogger("quasiglobal")
 
 WATCH = 5.0
 """Seconds between looks at the federation file and the certificates, and between two renewals by one neighbour."""
+
+TRAFFIC = 60.0
+"""Seconds between records of the bytes so far."""
 
 LONGEST_PAUSE = 5.0
 """Maximum seconds between two attempts to dial."""
@@ -72,12 +76,16 @@ Place: TypeAlias = tuple[
 class SiteOpener(Opener):
     """Opens the edges of one site; the folder has its key, its certificate and the federation file.
 
-    `listen` is the HOST:PORT to listen at if it differs from the address in the file, as behind NAT.
+    `listen` is the HOST:PORT to listen at if it differs from the address in the file, as behind NAT. `facts` are
+    further entries of the records of the start and the end, such as the fingerprint of the data.
     """
 
-    def __init__(self, folder: SiteFolder, listen: str | None = None, audit: Audit | None = None) -> None:
+    def __init__(
+        self, folder: SiteFolder, listen: str | None = None, audit: Audit | None = None,
+        facts: Mapping[str, object] | None = None,
+    ) -> None:
         super().__init__()
-        self._folder, self._listen, self.audit = folder, listen, audit or Audit(None)
+        self._folder, self._listen, self.audit, self._facts = folder, listen, audit or Audit(None), dict(facts or {})
         self.federation = folder.federation()
         self._names = {site.node: site.called for site in self.federation.sites}
         self.site = folder.own(self.federation)
@@ -86,6 +94,8 @@ class SiteOpener(Opener):
         self._news = threading.Condition()
         self._links = Connections()
         self._taking = threading.Lock()
+        self._moved: list[Json] = []
+        """The last record of the traffic."""
         self._parked: dict[int, Link] = {}
         self._dialling: dict[int, Guest] = {}
         self._pauses: dict[int, float] = {}
@@ -113,9 +123,12 @@ class SiteOpener(Opener):
             self.site.called, self.federation.name, self.federation.serial, at,
             ", ".join(map(self._whereabouts, expected)) or "none",
         )
+        self._facts |= {
+            "node": self.site.node, "site": self.site.name, "key": self.site.fingerprint, "version": _version(),
+            "federation": self.federation.name, "experiment": terms.experiment, "topology": terms.topology,
+        }
         self.audit.record(
-            "started", federation=self.federation.name, serial=self.federation.serial, node=self.site.node,
-            neighbours=expected, step=terms.step(),
+            "started", **self._facts, serial=self.federation.serial, neighbours=expected, step=terms.step(),
         )
         threading.Thread(target=self._watch, name="federation", daemon=True).start()
 
@@ -156,6 +169,12 @@ class SiteOpener(Opener):
         self._record_closed(1.0)
         self.audit.reports.write_rest(0.0)
         super().close()
+
+    def record_end(self, status: str) -> None:
+        """Record that this process ends, unless it has recorded no start."""
+        if "experiment" in self._facts:
+            self._record_traffic()
+            self.audit.record("finished", **self._facts, status=status, step=self._terms.step())
 
     def _listens_for(self, there: int) -> bool:
         return self.federation.listener(self.site.node, there) == self.site.node
@@ -248,6 +267,7 @@ class SiteOpener(Opener):
     def _admitted(self, guest: Guest, deadline: float, there: int | None = None, renews: Link | None = None) -> Link:
         """Handshake, identify and greet on a connection, dialled to `there` or accepted."""
         dials, federation = there is not None, self.federation
+        address = _other_end(guest)
         try:
             prepare(guest.connection, 2 * self._terms.timeout)
             context = self._folder.client_context() if dials else self._folder.server_context()
@@ -292,8 +312,9 @@ class SiteOpener(Opener):
             self._links.take(link)
         self._record_closed()                               # no link outlives the next one
         self.audit.record_about(
-            self.called(identity.node), "renewed" if old is not None else "connected",
-            node=identity.node, address=guest.address, certificate=hashlib.sha256(certificate).hexdigest(),
+            self.called(identity.node), "renewed" if old is not None else "connected", connection=link.number,
+            node=identity.node, site=federation.site(identity.node).name, address=address,
+            dialled=guest.address if dials else None, certificate=hashlib.sha256(certificate).hexdigest(),
             key=identity.fingerprint, until=identity.ends.isoformat(), step=theirs.step, library=theirs.library,
             serial=theirs.serial,
         )
@@ -336,11 +357,16 @@ class SiteOpener(Opener):
     # -------------------------------------------------------------------------------------------- newer files
 
     def _watch(self) -> None:
-        """Follow the federation file, pass it on, renew connections before their certificates end, and record ends."""
+        """Follow the federation file, pass it on, renew connections before their certificates end, record traffic."""
+        recorded = time.monotonic()
         while not self._closing.wait(WATCH):
             for reports in (self.reports, self.audit.reports):
                 reports.write_rest()
-            for task in (self._follow_file, self._pass_on, self._renew, self._record_closed):
+            tasks = [self._follow_file, self._pass_on, self._renew, self._record_closed]
+            if time.monotonic() - recorded >= TRAFFIC:
+                recorded = time.monotonic()
+                tasks.append(self._record_traffic)
+            for task in tasks:
                 try:
                     task()
                 except (InputError, Lost, OSError) as error:
@@ -397,9 +423,16 @@ class SiteOpener(Opener):
         """Record the bytes of the connections that are closed."""
         for link in self._links.take_ended(seconds):
             self.audit.record_about(
-                self.called(link.identity.node), "closed", node=link.identity.node, step=self._terms.step(),
-                sent=link.channel.sent, received=link.channel.received,
+                self.called(link.identity.node), "closed", **link.traffic, step=self._terms.step()
             )
+
+
+    def _record_traffic(self) -> None:
+        """Record the bytes of the connections so far, if there are more: a killed process records no end."""
+        moved = [link.traffic for link in self._links.all()]
+        if moved and moved != self._moved:
+            self._moved = moved
+            self.audit.record("traffic", edges=moved, step=self._terms.step())
 
 
 @dataclass(eq=False)
@@ -416,6 +449,16 @@ class Link:
     """Earlier end of the two certificates."""
     serial: int
     """Serial number of the federation file that the neighbour is known to have."""
+    number: int = field(default_factory=itertools.count().__next__)
+    """Number of the connection in this process, for the audit."""
+
+    @property
+    def traffic(self) -> Json:
+        """The bytes in both directions so far, for the audit."""
+        return {
+            "connection": self.number, "node": self.identity.node, "sent": self.channel.sent,
+            "received": self.channel.received,
+        }
 
     @property
     def has_ended(self) -> bool:
@@ -453,6 +496,10 @@ class Connections:
     def open(self) -> list[Link]:
         """The newest connection to each neighbour, if it is open."""
         return [link for link in self._newest.values() if link.channel.alive]
+
+    def all(self) -> list[Link]:
+        """The connections whose end is not yet recorded."""
+        return self._links
 
     def take_ended(self, seconds: float = 0.0) -> list[Link]:
         """Remove and return the closed connections; wait for each up to `seconds`."""
@@ -609,7 +656,7 @@ def resolved(host: str, port: int, seconds: float, closing: threading.Event) -> 
 
 
 class Audit:
-    """Appends JSON lines to a file, which is never truncated; without a file, does nothing."""
+    """Appends chained JSON lines to a file, which is never truncated; without a file, does nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -621,10 +668,8 @@ class Audit:
         if self._path is None:
             return
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = as_line({"time": now, "event": event} | facts) + "\n"
         try:
-            with open(self._path, "ab", opener=partial(os.open, mode=0o600)) as file:
-                file.write(line.encode())
+            append(self._path, {"time": now, "event": event} | facts)
             self._failed = False
         except OSError as error:
             if not self._failed:
@@ -641,6 +686,15 @@ class Audit:
         """Record the refusal of a neighbour or a stranger, unless it repeats or there are too many."""
         if self.reports.pass_on(whom, f"{address} {why}"):
             self.record("refused", who=whom, address=address, reason=why)
+
+
+def _other_end(guest: Guest) -> str:
+    """IP address and port of the other side of a connection."""
+    try:
+        host, port, *_ = guest.connection.getpeername()
+    except (OSError, ValueError):                           # it has gone
+        return guest.address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @cache

@@ -1,14 +1,15 @@
 """Files of checkpoints, and the files of each process of a distributed run in parts/0/, parts/1/, … of the run folder.
 
-Checkpoints are written atomically, their checksums are verified on reading, and the last two are kept.
+Checkpoints are written atomically, and the last two are kept. Their checksums are verified on reading: a damaged one is
+not used, and a run that resumes from an older one renames it, to 000040.damaged.safetensors. Only a user deletes it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,22 +18,27 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from quasiglobal.common.files import append_line, read_epochs, read_json, write_json, write_lines, write_tensors
+from quasiglobal.common.files import Json, append_line, read_epochs, read_json, write_json, write_lines, write_tensors
 from quasiglobal.errors import InputError
 from quasiglobal.training.metrics import Measures, Record, combined
 from quasiglobal.training.rows import Checkpoint, NamedRows, models_of
+
+log = logging.getLogger("quasiglobal")
 
 KEEP = 2
 """Number of checkpoints to keep: the newest, and a fallback."""
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, then delete all but the last two."""
+    """Write a checkpoint, then delete all but the last two up to its epoch.
+
+    A later one is of a process that had saved when another was killed: the run has resumed from an earlier epoch.
+    """
     data = folder / f"{checkpoint.epochs:06d}.safetensors"
     write_tensors(data, checkpoint.rows)
     notes = {name: value for name, value in vars(checkpoint).items() if name != "rows" and value != ""}
     write_json(data.with_suffix(".json"), notes | {"sha256": _checksum(data)})
-    for old in _notes(folder)[:-KEEP]:
+    for old in [note for note in _notes(folder) if int(note.stem) <= checkpoint.epochs][:-KEEP]:
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)
     for unfinished in folder.glob(".*"):            # left by a process killed while writing
@@ -40,18 +46,34 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest undamaged checkpoint; skip damaged ones with a warning."""
+    """The newest intact checkpoint, or None; say which damaged ones are newer."""
+    damaged: dict[Path, Exception] = {}
     for note in reversed(_notes(folder)):
         try:
-            return _verified(note)
+            found = _verified(note)
         except DAMAGE as error:
-            data = note.with_suffix(".safetensors")
-            warnings.warn(f"checkpoint {data} is damaged ({error}); using the previous one", stacklevel=2)
+            damaged[note] = error
+        else:
+            _say_damaged(damaged)
+            return found
     return None
 
 
+def intact(folder: Path) -> set[int]:
+    """Epochs with an intact checkpoint; say which damaged ones are newer."""
+    found, damaged = set(), {}
+    for note in _notes(folder):
+        try:
+            _described(note)
+            found.add(int(note.stem))
+        except DAMAGE as error:
+            damaged[note] = error
+    _say_damaged({note: why for note, why in damaged.items() if found and int(note.stem) > max(found)})
+    return found
+
+
 def epochs(folder: Path) -> list[int]:
-    """Epochs with a checkpoint."""
+    """Epochs with a checkpoint, intact or not."""
     return [int(note.stem) for note in _notes(folder)]
 
 
@@ -61,6 +83,30 @@ def at(folder: Path, epoch: int) -> Checkpoint | None:
         return _verified(folder / f"{epoch:06d}.json")
     except DAMAGE:
         return None
+
+
+def set_aside(folder: Path, after: float) -> None:
+    """Rename the checkpoints after the newest intact one: a run that resumes before them neither counts nor uses them.
+    """
+    for note in _notes(folder):
+        if int(note.stem) > after:
+            for path in (note.with_suffix(".safetensors"), note):
+                with suppress(FileNotFoundError):
+                    path.rename(path.with_name(f"{path.stem}.damaged{path.suffix}"))
+
+
+def common(saved: Sequence[Collection[int]]) -> set[int]:
+    """Epochs from which all can resume; empty if each has saved some, and all are damaged or none is common."""
+    found = set[int].intersection(*map(set, saved))
+    return found if found != {0} or any(max(one) == 0 for one in saved) else set()
+
+
+def nothing_intact(folder: Path) -> InputError:
+    """The error if there are checkpoints, and a run cannot resume from any."""
+    return InputError(
+        f"no epoch has an intact checkpoint in {folder}; restore the folder from a backup, or move it elsewhere to "
+        "train anew"
+    )
 
 
 def topologies(folder: Path) -> set[str]:
@@ -84,12 +130,23 @@ DAMAGE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
 
 
 def _verified(note: Path) -> Checkpoint:
-    """Load the checkpoint of a note; raise ValueError if its checksum is wrong."""
-    data = note.with_suffix(".safetensors")
+    """Load the checkpoint of a note; raise one of `DAMAGE` if it is not intact."""
+    return replace(_described(note), rows=load_file(note.with_suffix(".safetensors")))
+
+
+def _described(note: Path) -> Checkpoint:
+    """The checkpoint of a note without its rows; raise one of `DAMAGE` if a file is missing or its checksum is wrong.
+    """
     meta = read_json(note)
-    if meta.pop("sha256") != _checksum(data):
+    if meta.pop("sha256") != _checksum(note.with_suffix(".safetensors")):
         raise ValueError("its checksum is wrong")
-    return Checkpoint(load_file(data), **meta)
+    return Checkpoint({}, **meta)
+
+
+def _say_damaged(found: Mapping[Path, Exception]) -> None:
+    for note, why in found.items():
+        said = getattr(why, "strerror", None) or why
+        log.warning("checkpoint %s is damaged (%s); using an older one", note.with_suffix(".safetensors"), said)
 
 
 def _checksum(path: Path) -> str:
@@ -111,32 +168,54 @@ class Part:
         self.folder, self._whole = run / "parts" / str(process), run / "checkpoint"
         self._metrics, self._of_all = self.folder / "metrics.jsonl", self.folder / "of_all.jsonl"
         self._tested = self.folder / "tested"
+        self._own = self.folder / "checkpoint"
+        self._newest = math.inf
+        """Epoch of its newest intact checkpoint, once `epochs` has looked."""
 
     # -------------------------------------------------------------------------------------------- checkpoints
 
     def epochs(self) -> set[int]:
-        """Epoch 0 and the epochs saved in its own checkpoints or in checkpoints of the whole run."""
-        return {0, *epochs(self.folder / "checkpoint"), *epochs(self._whole)}
+        """Epochs from which it can resume: 0, and those of intact checkpoints, its own or of the whole run.
+
+        Empty if all checkpoints are damaged: starting anew would overwrite what can perhaps be restored.
+        """
+        own, whole = intact(self._own), intact(self._whole)
+        self._newest = max(own, default=0)
+        return {0, *own, *whole} if own or whole or not (epochs(self._own) or epochs(self._whole)) else set()
 
     def load(self, epoch: int) -> Checkpoint:
         """The checkpoint of its nodes after an epoch."""
-        own = at(self.folder / "checkpoint", epoch)
+        own = at(self._own, epoch)
         if own is not None:
             return own
         whole = at(self._whole, epoch)
         if whole is None:
-            raise InputError(f"{self._whole} has no checkpoint of epoch {epoch} any more; start the run anew")
+            raise InputError(f"{self._own} has no intact checkpoint of epoch {epoch} any more; run the command again")
         return replace(whole, rows={name: value[self.nodes].contiguous() for name, value in whole.rows.items()})
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Save a checkpoint of its nodes."""
-        save(self.folder / "checkpoint", checkpoint)
+        save(self._own, checkpoint)
 
     # -------------------------------------------------------------------------------------------- measures
 
-    def begin(self, epoch: int) -> None:
-        """Create the folder; delete measures and tested models after the epoch that the run resumes from."""
-        write_json(self.folder / "part.json", {"nodes": self.nodes})
+    def data(self) -> list[Json]:
+        """The fingerprints of a site's data, and the epoch from which each was used."""
+        try:
+            return list(read_json(self.folder / "part.json").get("data", []))
+        except (OSError, ValueError, TypeError):
+            return []
+
+    def begin(self, epoch: int, data: str | None = None) -> None:
+        """Create the folder; delete measures and tested models after the epoch that the run resumes from.
+
+        Its damaged checkpoints are set aside. `data` is the fingerprint of the data from this epoch.
+        """
+        set_aside(self._own, self._newest)
+        used = [one for one in self.data() if one["epoch"] < epoch]
+        if data and data not in [one["fingerprint"] for one in used[-1:]]:
+            used.append({"epoch": epoch, "fingerprint": data})
+        write_json(self.folder / "part.json", {"nodes": self.nodes} | ({"data": used} if used else {}))
         for path in (self._metrics, self._of_all):
             if path.exists() or path == self._metrics:
                 write_lines(path, [found for found in read_epochs(path) if found["epoch"] <= epoch])
@@ -240,9 +319,13 @@ def newest_of_parts(run: Path) -> tuple[Checkpoint | None, list[int]]:
 
 def joined_checkpoint(parts: Sequence[Part]) -> Checkpoint | None:
     """The checkpoint of the last epoch that all of these parts have saved; all but its rows is the first part's."""
-    epoch = max(set.intersection(*(part.epochs() for part in parts))) if parts else 0
-    saved = [part.load(epoch) for part in parts] if epoch else []
-    return replace(saved[0], rows=stacked([one.rows for one in saved])) if saved else None
+    if not parts:
+        return None
+    saved = common([part.epochs() for part in parts])
+    if not saved:
+        raise nothing_intact(parts[0].folder.parent)
+    loaded = [part.load(max(saved)) for part in parts] if max(saved) else []
+    return replace(loaded[0], rows=stacked([one.rows for one in loaded])) if loaded else None
 
 
 def stacked(rows: Sequence[NamedRows]) -> NamedRows:

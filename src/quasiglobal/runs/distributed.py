@@ -36,7 +36,7 @@ from quasiglobal.runs.agreement import refuse_faults, trust_of
 from quasiglobal.runs.best import KeepBest
 from quasiglobal.runs.building import task_of
 from quasiglobal.runs.callbacks import TensorBoard, facts, watching
-from quasiglobal.runs.checkpoints import Part, joined_checkpoint, parts_of, records_of, stacked
+from quasiglobal.runs.checkpoints import Part, common, joined_checkpoint, nothing_intact, parts_of, records_of, stacked
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.saving import AgreedSaving, SaveParts, Saving, plan_path
 from quasiglobal.runs.store import Run, RunFolder, Watcher, unchanged_folders, unwatched
@@ -137,7 +137,7 @@ def _train_share(
     if came_back or mine.engine.members.step_of_others:
         mine.rejoin()
     else:
-        mine.resume(_agreed_epoch(store, seat, mine.saved, patience))
+        mine.resume(_agreed_epoch(store, mine, patience))
     here = [one for one in callbacks if getattr(one, "everywhere", False)]
     of_all = [one for one in callbacks if one not in here]
     if mine.options.tensorboard and seat.rank == 0:
@@ -154,10 +154,18 @@ def _train_share(
         assembly.finish(mine.program)
 
 
-def _agreed_epoch(store: Meeting, seat: Seat, epochs: set[int], timeout: float) -> int:
-    """The latest epoch from which all processes can resume all runs."""
-    theirs = _gathered(store, "epochs", sorted(epochs), seat.rank, len(seat.hosted), timeout)
-    return max(set[int].intersection(*map(set, theirs)), default=0)
+def _agreed_epoch(store: Meeting, mine: Participant, timeout: float) -> int:
+    """The latest epoch from which all processes can resume all runs; one sentence for all processes if there is none.
+    """
+    seat = mine.seat
+    theirs = _gathered(store, "epochs", sorted(mine.saved), seat.rank, len(seat.hosted), timeout)
+    if saved := common(theirs):
+        return max(saved)
+    end_attempt(store)
+    mine.check_saved()
+    if seat.rank or not all(theirs):
+        raise SystemExit(2)
+    raise nothing_intact(mine.runs[0].folder / "parts")
 
 
 def _gathered(store: Store, about: str, mine: _Value, rank: int, size: int, timeout: float) -> list[_Value]:
@@ -293,13 +301,19 @@ class Participant:
     """Trains the nodes of one process, with several runs as rows of one program."""
 
     def __init__(
-        self, task: Task, runs: Sequence[RunFolder], seat: Seat, options: Options, temporary: bool = False
+        self, task: Task, runs: Sequence[RunFolder], seat: Seat, options: Options, temporary: bool = False,
+        data: str | None = None,
     ) -> None:
-        """`temporary`: the run folders are deleted afterwards, so a user's callbacks do not write into them."""
-        self.runs, self.seat, self.options, self.temporary = runs, seat, options, temporary
+        """`temporary`: the run folders are deleted afterwards, so a user's callbacks do not write into them.
+
+        `data` is the fingerprint of a site's data.
+        """
+        self.runs, self.seat, self.options, self.temporary, self.data = runs, seat, options, temporary, data
         self.parts = [seat.parts(run)[seat.rank] for run in runs]
-        self.saved = set.intersection(*(part.epochs() for part in self.parts))
-        """Epochs from which this process can resume all runs."""
+        saved = [part.epochs() for part in self.parts]
+        self.saved = common(saved)
+        """Epochs from which this process can resume all runs; empty if it has checkpoints, and all are damaged."""
+        self._damaged = next((part for part, of in zip(self.parts, saved, strict=True) if not of), self.parts[0])
         engine = partial(
             Distributed, store=seat.through, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
             host=options.host, experiment=seat.experiment, round_deadline=runs[0].experiment.round_deadline,
@@ -310,6 +324,11 @@ class Participant:
         assert isinstance(self.program.engine, Distributed)
         self.engine = self.program.engine
         self.program.warm_up()
+
+    def check_saved(self) -> None:
+        """Raise InputError if this process has checkpoints, and cannot resume from any."""
+        if not self.saved:
+            raise nothing_intact(self._damaged.folder / "checkpoint")
 
     def connect(self, patience: float, epoch: int = 0) -> None:
         """Connect to the neighbours within `patience` seconds, after this many epochs here."""
@@ -324,6 +343,7 @@ class Participant:
 
     def rejoin(self) -> None:
         """Rejoin the others at their step, with the models saved here or with the neighbours' mean."""
+        self.check_saved()
         saved, program, of_epoch = max(self.saved), self.program, self.program.feed.steps_per_epoch
         theirs = min(self.engine.members.step_of_others, program.steps - of_epoch)      # no claim of others ends a run
         self.resume(saved)
@@ -347,7 +367,7 @@ class Participant:
         """
         for run, part in zip(self.runs, self.parts, strict=True):
             run.describe()
-            part.begin(self.program.state.epochs[0])
+            part.begin(self.program.state.epochs[0], self.data)
         with patient_interrupts() as noted:
             self.engine.members.noted, self.engine.members.stops_alone = noted, not shared
             seconds = self.options.checkpoint_seconds
@@ -384,7 +404,8 @@ class Participant:
         """
         for k, (run, part) in enumerate(zip(self.runs, self.parts, strict=True)):
             run.take_over(records_of([part]))
-            run.finish(part.read_status() or "finished", facts(self.program, k) | further)
+            data = {"data": used} if (used := part.data()) else {}
+            run.finish(part.read_status() or "finished", facts(self.program, k) | data | further)
 
 
 class WriteParts(Callback):

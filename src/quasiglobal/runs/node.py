@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from quasiglobal.common.files import make_private
+from quasiglobal.data.dataset import Dataset, keyed_fingerprint
 from quasiglobal.data.sources import named
 from quasiglobal.engines.distributed import LateModels
 from quasiglobal.engines.trust import SUGGESTED
 from quasiglobal.errors import InputError
+from quasiglobal.peers.audit import AUDIT
 from quasiglobal.peers.edge import Expected
 from quasiglobal.peers.folders import SiteFolder
 from quasiglobal.peers.membership import Membership
@@ -28,6 +32,7 @@ from quasiglobal.runs.agreement import agreement, refuse_between_sites, trust_of
 from quasiglobal.runs.best import Kept, kept_in, values_of, write_best
 from quasiglobal.runs.building import data_of, make_task
 from quasiglobal.runs.callbacks import TensorBoard
+from quasiglobal.runs.checkpoints import Part, newest_of_parts
 from quasiglobal.runs.distributed import Participant, Seat, ending, seat_in
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.prometheus import Prometheus
@@ -38,8 +43,7 @@ from quasiglobal.training.rows import Checkpoint, NamedRows, complete_state, mod
 
 log = logging.getLogger("quasiglobal")
 
-AUDIT = "audit.jsonl"
-"""File in a run folder that records a site's connections."""
+UNKNOWN = "the fingerprint of the data is not recorded: site.key is kept elsewhere; run `qg site renew --key FILE` once"
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,20 @@ def train_node(
     experiment = run.experiment
     if site:
         refuse_between_sites(experiment)
+        keep_private(run.folder)
     options = replace(options, trust=trust_of(experiment, options.trust, SUGGESTED if site else math.inf))
     if run.read_summary() is not None:
         if site:
             give(run.read(), _opener(site, run), None, options.peer_timeout, linger)
         return run.read()
     task = make_task(experiment, data_of(experiment, None, named(data)))
+    facts = facts_of_data(task.data, site, Part(run.folder, node, [node])) if site else {}
     with ExitStack() as around:
-        mine = Participant(task, [run], _seat(place, run, node, n, patience, around), options)
+        seat = _seat(place, run, node, n, patience, around, facts)
+        mine = Participant(task, [run], seat, options, data=facts.get("data"))
+        if isinstance(seat.through, SiteOpener):
+            around.enter_context(recorded(seat.through, run))
+        mine.check_saved()
         page = Prometheus(mine.engine, experiment.epochs, SiteFolder(site.folder) if site else None)
         around.enter_context(mine.locked())
         if metrics is not None:
@@ -133,19 +143,60 @@ def _number(place: MeetingPlace) -> int:
     return place.node
 
 
-def _seat(place: MeetingPlace, run: RunFolder, node: int, n: int, patience: float, around: ExitStack) -> Seat:
+def _seat(
+    place: MeetingPlace, run: RunFolder, node: int, n: int, patience: float, around: ExitStack, facts: dict[str, str]
+) -> Seat:
     """The node's seat; `around` tells the rendezvous on exit if the run cannot continue."""
     experiment = run.experiment
     if isinstance(place, InFederation):
-        return Seat(_opener(place, run), node, spread(n, n), experiment.hash)
+        return Seat(_opener(place, run, facts), node, spread(n, n), experiment.hash)
     host, _, port = place.address.rpartition(":")
     store, seat = seat_in(experiment, Meeting(meet(host, port, patience), experiment.hash), node, n)
     around.enter_context(ending(store))
     return seat
 
 
-def _opener(place: InFederation, run: RunFolder) -> SiteOpener:
-    return SiteOpener(SiteFolder(place.folder), place.listen, Audit(run.folder / AUDIT))
+def _opener(place: InFederation, run: RunFolder, facts: dict[str, str] | None = None) -> SiteOpener:
+    return SiteOpener(SiteFolder(place.folder), place.listen, Audit(run.folder / AUDIT), facts)
+
+
+# ---------------------------------------------------------------------------------------- a site's own records
+
+
+def keep_private(folder: Path) -> None:
+    """Keep everything that this process writes, and everything in the run folder, from other users."""
+    os.umask(0o077)
+    if mode := make_private(folder):
+        log.warning("%s had mode %o, so others could read this site's models; it has mode 700 now", folder, mode)
+
+
+def facts_of_data(data: Dataset, site: InFederation, part: Part) -> dict[str, str]:
+    """The fingerprint of the data by the site's key; also the last one before, if that is another."""
+    key = SiteFolder(site.folder).data_key()
+    if key is None:
+        log.warning(UNKNOWN)
+        return {}
+    now = keyed_fingerprint(data, key)
+    before = next((one["fingerprint"] for one in reversed(part.data())), now)
+    if before == now:
+        return {"data": now}
+    log.warning("the data changed since the last start (fingerprint %.16s, now %.16s); training continues", before, now)
+    return {"data": now, "data_before": before}
+
+
+@contextmanager
+def recorded(opener: SiteOpener, run: RunFolder) -> Iterator[None]:
+    """Record how this process ends: finished, diverged, stopped, or the error; a killed one records nothing."""
+    status = "stopped"
+    try:
+        yield
+        summary = run.read_summary()
+        status = summary.status if summary else status
+    except InputError as error:
+        status = f"failed: {error}"
+        raise
+    finally:
+        opener.record_end(status)
 
 
 # ---------------------------------------------------------------------------------------- the result of a run
@@ -194,7 +245,11 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
     waiting = [there for there in (neighbours if to is None else to) if opener.expects(there)]
     if not waiting:
         return
-    models, whole = LateModels(lambda: None), packed(run.rows()[0])
+    saved, _ = newest_of_parts(run.folder)
+    if saved is None or saved.epochs < one.epochs:
+        log.warning("the last model in %s is lost: nobody can fetch it from here", run.folder)
+        return
+    models, whole = LateModels(lambda: None), packed(saved.rows)
     models.result_here = lambda: whole
     members = Membership(
         opener, node, neighbours, experiment=one.hash, topology=topology.fingerprint, timeout=timeout, handover=models,
@@ -204,14 +259,15 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
         "the run has ended; %s may fetch its model from here for %g s (--linger; Ctrl-C ends this)",
         " or ".join(map(opener.called, waiting)), seconds,
     )
-    try:
-        members.hand_out(waiting, seconds)
-    except KeyboardInterrupt:
-        pass
-    except InputError as error:                             # such as a port in use: the run has finished all the same
-        log.warning("nobody can fetch the model from here: %s", error)
-    for there in sorted(models.went_to):
-        opener.audit.record("gave result", node=there, step=members.last_step)
+    with recorded(opener, RunFolder(run.folder, one)):
+        try:
+            members.hand_out(waiting, seconds)
+        except KeyboardInterrupt:
+            pass
+        except InputError as error:                         # such as a port in use: the run has finished all the same
+            log.warning("nobody can fetch the model from here: %s", error)
+        for there in sorted(models.went_to):
+            opener.audit.record("gave result", node=there, step=members.last_step)
 
 
 def take(mine: Participant, watch: Watcher) -> dict[str, object]:

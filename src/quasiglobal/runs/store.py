@@ -55,6 +55,8 @@ class Summary:
     """Weight of each node, if they are not equal."""
     fetched: dict[str, object] | None = None
     """For a site that missed the end: the source of its model (node, site, step), and its own epochs before."""
+    data: list[dict[str, object]] | None = None
+    """For a site: the fingerprints of its data, and the epoch from which each was used."""
     kept: list[dict[str, object]] | None = None
     """The best model of each node in best/: its node, epoch, metric and value."""
 
@@ -91,6 +93,8 @@ class Run:
         of_parts, nodes = newest_of_parts(self.folder)
         if of_parts is not None:
             return of_parts.rows, nodes
+        if checkpoints.epochs(self.folder / "checkpoint"):
+            raise checkpoints.nothing_intact(self.folder / "checkpoint")
         if self.status == "diverged":
             raise InputError(f"{self.folder} diverged and has no model; try a smaller learning rate")
         raise InputError(f"{self.folder} has no checkpoint yet; train it first")
@@ -142,9 +146,12 @@ class RunFolder:
         return self._followed_by([] if ended else records_of(parts_of(self.folder)))
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint, of the whole run or of its processes, whichever is newer."""
-        whole = checkpoints.newest(self.folder / "checkpoint")
+        """The newest intact checkpoint, of the whole run or of its processes, whichever is newer."""
+        place = self.folder / "checkpoint"
+        whole = checkpoints.newest(place)
         joined, nodes = newest_of_parts(self.folder)
+        if whole is None and joined is None and checkpoints.epochs(place):
+            raise checkpoints.nothing_intact(place)
         older = joined is None or (whole is not None and whole.epochs >= joined.epochs)
         if joined is None or older or nodes != list(range(self.experiment.resolved.nodes)):
             return whole
@@ -191,6 +198,7 @@ class RunFolder:
     def begin(self, saved: Checkpoint | None) -> None:
         """Create the folder, or truncate the records to the checkpoint that the run resumes from."""
         self.describe()
+        checkpoints.set_aside(self.folder / "checkpoint", saved.epochs if saved else 0)
         path, kept = self.folder / "metrics.jsonl", saved.metrics if saved else 0
         if saved and (not path.exists() or path.stat().st_size < kept):
             warnings.warn(f"{path} has lost records; the run continues without them", stacklevel=2)
