@@ -156,7 +156,7 @@ def test_a_lying_site_is_clipped_named_and_counted(tmp_path, owners, capsys, lie
     nodes = [four.join(k, sites.folders[k], program=liar if k == 2 else ("-m", "quasiglobal")) for k in range(4)]
     for k in (0, 1, 3):
         said = four.said(nodes[k], k)
-        assert said.count("clips process") == (k != 0), said
+        assert said.count("clips node 2 (site2)") == (k != 0), said
         assert list(clipped_by(tmp_path / f"runs{k}", capsys)) == (["2"] if k else [])
         (run,) = find_runs(tmp_path / f"runs{k}")
         assert run.summary.last["accuracy"] > 2 * NOTHING / 100          # they learn; lies.py measures how well

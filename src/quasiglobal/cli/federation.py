@@ -13,15 +13,7 @@ from tyro.conf import Positional, arg
 
 from quasiglobal.cli import OWN
 from quasiglobal.cli.arguments import File, Json, call
-from quasiglobal.cli.terminal import (
-    Listing,
-    Values,
-    console,
-    preparing,
-    print_json,
-    say_written,
-    size_in_words,
-)
+from quasiglobal.cli.terminal import Listing, Values, console, preparing, print_json, say_written, size_in_words
 from quasiglobal.data.dataset import deviations
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.peers import federation_file

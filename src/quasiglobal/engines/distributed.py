@@ -382,8 +382,8 @@ class Distributed(Host):
         """Wait for an exchange between all processes, as long as a step may take; a signal may end the wait."""
         done = threading.Event()
         work.get_future().add_done_callback(lambda _: done.set())
-        self._wait(done)
-        work.wait(timedelta(milliseconds=1))
+        self._wait(done)                                    # set just before the work is over
+        work.wait(timedelta(seconds=self.timeout if done.is_set() else 0.001))
 
     def _wait(self, done: threading.Event) -> None:
         began = time.monotonic()

@@ -38,7 +38,6 @@ DAMAGED = "{} is damaged; run `qg site renew`"
 
 NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 """X509_V_FLAG_NO_CHECK_TIME of OpenSSL."""
-
 DATA = "fingerprints of data"
 """Purpose of the key in data.key."""
 
@@ -177,16 +176,6 @@ class SiteFolder:
             certificates.write_private(self.certificate, made)
         return certificates.read_claim(made)
 
-    def data_key(self) -> bytes | None:
-        """The key of the fingerprints of the site's data; None if site.key is elsewhere, until the next renewal."""
-        if not self.data.exists():
-            return certificates.derived(read_key(self.key), DATA) if self.key.exists() else None
-        certificates.check_private(self.data)
-        try:
-            return bytes.fromhex(self.data.read_text())
-        except (OSError, ValueError):
-            raise InputError(f"{self.data} is damaged; delete it, and run `qg site renew`") from None
-
     def sign(self, kind: str, document: Json, key: Path | None = None) -> Path:
         """Write a document in this site's name, such as constants-aachen.json, which `read_signed` checks."""
         found = self.federation()
@@ -202,6 +191,16 @@ class SiteFolder:
         if fingerprint(signer.public_key()) != own.fingerprint:
             raise InputError(f"{key or self.key} is not the key that {self.root} belongs to; restore the right one")
         return signer
+
+    def data_key(self) -> bytes | None:
+        """The key of the fingerprints of the site's data; None if site.key is elsewhere, until the next renewal."""
+        if not self.data.exists():
+            return certificates.derived(read_key(self.key), DATA) if self.key.exists() else None
+        certificates.check_private(self.data)
+        try:
+            return bytes.fromhex(self.data.read_text())
+        except (OSError, ValueError):
+            raise InputError(f"{self.data} is damaged; delete it, and run `qg site renew`") from None
 
     def shown(self) -> CertificateClaim | None:
         """The claim of this site's TLS certificate; None if there is no certificate yet."""
