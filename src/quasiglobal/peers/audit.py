@@ -148,7 +148,7 @@ class Story:
         self.processes: list[Json] = []
         """The starts: began, until, end, node, site, version, experiment, data, key, steps."""
         self.connections: list[Json] = []
-        """The connections: node, site, key, certificate, address, dialled, began, until, end, sent, received."""
+        """The connections: node, site, key, certificate, address, dialled, relay if any, began, until, end, sent, received."""
         self.events: list[Json] = []
         """The other lines, such as refusals, revocations and results that were given."""
         self._open: list[Json] = []
@@ -170,6 +170,7 @@ class Story:
 
     def _connected(self, line: Json) -> None:
         whom = _texts(line, "site", "key", "certificate", "address", "dialled")
+        whom |= {"relay": line["relay"]} if "relay" in line else {}
         self.connections.append(_begun(line) | whom | {"sent": 0, "received": 0})
         self._open.append({"row": self.connections[-1], "number": line.get("connection")})
 

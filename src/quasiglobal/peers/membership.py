@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -88,6 +88,11 @@ class Terms:
     """Current step of this process."""
 
 
+def _log_rest(subject: str, sums: Mapping[str, int]) -> None:
+    level = logging.WARNING if sums["warnings"] else logging.INFO
+    log.log(level, "… and %d more about %s in the last minute", sums["times"], subject)
+
+
 class Opener(ABC):
     """Opens edges over one kind of transport; several threads call `open`, each for a different neighbour."""
 
@@ -95,13 +100,11 @@ class Opener(ABC):
     """Whether edges to processes on this machine read messages from their memory."""
 
     def __init__(self) -> None:
-        self.reports = Reports(
-            lambda subject, sums: log.warning("… and %d more about %s in the last minute", sums["times"], subject)
-        )
+        self.reports = Reports(_log_rest)
 
     def report(self, subject: str, sentence: str, level: int = logging.WARNING) -> None:
         """Log a sentence about somebody, unless there are too many."""
-        if self.reports.pass_on(subject, sentence):
+        if self.reports.pass_on(subject, sentence, {"warnings": int(level >= logging.WARNING)}):
             log.log(level, "%s", sentence)
 
     @abstractmethod
