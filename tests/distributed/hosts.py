@@ -1,7 +1,9 @@
 """Several hosts on one machine: network namespaces, connected by a bridge or by a switch with delay and loss."""
 
 import fcntl
+import heapq
 import itertools
+import math
 import os
 import random
 import select
@@ -10,10 +12,12 @@ import struct
 import subprocess
 import threading
 import time
-from collections import deque
 from contextlib import ExitStack, contextmanager
 
 TAP, NO_HEADER, SET_INTERFACE = 0x0002, 0x1000, 0x400454CA
+
+QUEUE = 0.3
+"""Seconds that a frame waits at most where the rate is limited; further ones are lost, as in a real router."""
 
 LETTERS = itertools.cycle("abcdefghijklmnopqrstuvwxyz")
 """Suffixes for unique names: the kernel takes a while to release a name."""
@@ -79,8 +83,10 @@ def on_a_bridge(count):
 
 
 @contextmanager
-def in_bad_weather(count, delay, loss):
+def in_bad_weather(count, delay, loss, rate=math.inf):
     """Connect hosts to a user-space switch that delays frames by `delay` seconds and drops a share `loss` of them.
+
+    `rate` is the number of bytes per second that it forwards from each host.
 
     Replaces `tc netem` on kernels without it.
     """
@@ -97,7 +103,7 @@ def in_bad_weather(count, delay, loss):
             os.set_blocking(port, False)
             hosts.take_in(interface, k)
             ports.append(port)
-        switch = Switch(ports, delay, loss)
+        switch = Switch(ports, delay, loss, rate)
         switch.start()
         undo.callback(switch.stop)
         hosts.switch = switch
@@ -105,26 +111,28 @@ def in_bad_weather(count, delay, loss):
 
 
 class Switch(threading.Thread):
-    """Thread that forwards frames from each port to all others, with delay and loss."""
+    """Thread that forwards frames from each port to all others, with delay, loss and a rate."""
 
-    def __init__(self, ports, delay, loss):
+    def __init__(self, ports, delay, loss, rate):
         super().__init__(daemon=True)
-        self.ports, self.delay, self.loss = ports, delay, loss
+        self.ports, self.delay, self.loss, self.rate = ports, delay, loss, rate
+        self.free = dict.fromkeys(ports, 0.0)
         self.passed = self.lost = 0
         self._stopping = threading.Event()
 
     def run(self):
-        draw, held = random.Random(0), deque()
+        draw, held, count = random.Random(0), [], itertools.count()
         while not self._stopping.is_set():
             wait = max(held[0][0] - time.monotonic(), 0) if held else 0.1
             for port in select.select(self.ports, [], [], min(wait, 0.1))[0]:
                 frame = os.read(port, 65536)
-                if draw.random() < self.loss:
+                if draw.random() < self.loss or self.free[port] > time.monotonic() + QUEUE:
                     self.lost += 1
                 else:
-                    held.append((time.monotonic() + self.delay, port, frame))
+                    self.free[port] = max(time.monotonic(), self.free[port]) + len(frame) / self.rate
+                    heapq.heappush(held, (self.free[port] + self.delay, next(count), port, frame))
             while held and held[0][0] <= time.monotonic():
-                _, source, frame = held.popleft()
+                _, _, source, frame = heapq.heappop(held)
                 self.passed += 1
                 for port in self.ports:
                     if port != source:

@@ -5,10 +5,12 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import hosts
 import pytest
-from commands import wait_for
+from commands import PATIENCE, wait_for
+from federations import Sites
 
 from quasiglobal.runs.store import find_runs
 
@@ -72,6 +74,21 @@ def test_delay_and_loss_on_every_link_cost_time_alone(owners):
         if not by_the_kernel:
             assert net.switch.lost > 10
     assert not any("continues without" in text for text in said)
+
+
+@pytest.mark.parametrize(("by", "timeout"), [("sites", 3), ("gloo", 16)])
+def test_a_message_that_takes_longer_than_the_timeout_arrives_over_a_slow_link(tmp_path, by, timeout):
+    """10 MB at 1 MB/s, as 500 MB at 50 Mbit/s with a timeout of 24 s. Gloo sends in one direction after the other."""
+    with hosts.in_bad_weather(2, delay=0.0, loss=0.0, rate=1e6) as net:
+        ways = 2 * [[net.address(k) for k in range(2)]]
+        if by == "sites":
+            federation = Sites(tmp_path, "complete:2", 2, addresses=[f"{net.address(k)}:7443" for k in range(2)])
+            ways = [[str(site.path)] for site in federation.folders]
+        program = [sys.executable, str(Path(__file__).parent / "slow_link.py")]
+        commands = [[*net.inside(k), *program, str(k), "2500000", str(timeout), *ways[k]] for k in range(2)]
+        started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+        said = [process.communicate(timeout=PATIENCE)[0] for process in started]
+    assert said == ["0.5 {}\n"] * 2
 
 
 def netem():

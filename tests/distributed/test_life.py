@@ -153,17 +153,19 @@ def test_sigterm_ends_a_process_whatever_it_waits_for():
 def test_a_vain_wait_is_not_repeated_at_every_step():
     members = ring_member(HashStore(), 0)
 
-    def waits(*seconds):
-        for one in seconds:
-            members._note_vain(1, one)
-        return round(members._unawaited.get(1, 0.0) - time.monotonic())
+    def rest():
+        """The time in which it is not waited for after a vain wait of 60 s, which begins after the rest before."""
+        members._unawaited.clear()
+        members._note_vain(1, 60)
+        return round(members._unawaited.get(1, 0.0) - time.monotonic(), -1)
 
-    assert waits(60) < 0, "once, as in a short absence"
-    assert [waits(60), waits(60), waits(60)] == [60, 120, 240]
+    assert rest() < 0, "once, as in a short absence"
+    assert [rest(), rest(), rest()] == [60, 120, 240]
+    members._note_vain(1, 60)
+    assert members._vain[1] == 4, "it was not waited for"
     for _ in range(4 * 16):
         members.heard(1)
-    members._unawaited.clear()
-    assert waits(60) < 0
+    assert rest() < 0
 
 
 # ------------------------------------------------------------------------------------------------ catching up
