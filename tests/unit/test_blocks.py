@@ -42,7 +42,8 @@ SCRIPTS = sorted(page.name for page in (ROOT / "docs" / "tutorials").glob("*.md"
 FOREIGN = {
     "wg": "WireGuard is not installed, and needs root",
     "ip": "changes the network of the machine, and needs root",
-    "export": "the shell's own", ".": "the shell's own", "head": "of the system", "tee": "of the system",
+    "export": "the shell's own", ".": "the shell's own", "(": "the shell's own",
+    "head": "of the system", "tee": "of the system", "tar": "of the system",
 }
 """Commands that are not checked, and why."""
 
