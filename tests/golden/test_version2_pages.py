@@ -53,7 +53,7 @@ def outcome(which: str, out: Path) -> dict[str, bytes]:
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.setenv("COLUMNS", "80")
-        patch.setattr(sys, "argv", ["qg", *words])
+        patch.setattr(sys, "argv", ["qg", *words, "--allow-code", "version2_user"])     # of a stored run
         main()
     written = {path.name: path.read_bytes() for path in out.iterdir()} if which in WRITE else {}
     return {"said.txt": said.getvalue().replace(str(out), "OUT").encode(), **written}
