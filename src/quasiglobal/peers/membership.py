@@ -298,7 +298,8 @@ class Membership:
                     edge.check()                            # it may be killed meanwhile, and come back
                 edge.greet(self._largest, LONG)
             except (Refused, Rejected) as error:
-                self.say(there, f"{self.me}: {self.called(there)} is not connected: {error}")
+                by = error.by if isinstance(error, Refused) and error.by is not None else there
+                self.say(by, f"{self.me}: {self.called(there)} is not connected: {error}")
                 self._why[there] = str(error)
                 self._refused.add(there)
             except Lost as error:

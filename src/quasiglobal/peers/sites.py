@@ -263,11 +263,16 @@ class SiteOpener(Opener):
         """Close a connection that was dialled, and record a refusal."""
         guest = self._dialling.get(threading.get_ident())
         if isinstance(error, Refused):
-            self.audit.refuse(self.called(there), str(error), guest.address if guest else "")
+            self.audit.refuse(self._whose(error, there), str(error), guest.address if guest else "")
         if guest is not None and isinstance(error, Refused):
             close_gently(guest.connection, FAREWELL)
         elif guest is not None:
             guest.connection.close()
+
+    def _whose(self, error: Exception, there: int) -> str:
+        """The site that a reason is about: the neighbour, or the relay on the way to it."""
+        by = error.by if isinstance(error, Refused) else None
+        return self.called(there if by is None else by)
 
     # -------------------------------------------------------------------------------------------- meet at a relay
 
@@ -290,7 +295,7 @@ class SiteOpener(Opener):
         except TimeoutError:
             raise Lost(f"it did not come to the relay {chosen.name} in time") from None
         except Refused as error:
-            raise Refused(f"the relay {chosen.name}: {error}") from None
+            raise Refused(f"the relay {chosen.name}: {error}", chosen.node) from None
         except (Lost, OSError) as error:
             raise Lost(f"the relay {chosen.name}: {error if isinstance(error, Lost) else reason(error)}") from None
         guest.relay = chosen.node
@@ -310,7 +315,7 @@ class SiteOpener(Opener):
             except (InputError, Lost) as error:
                 self._refusals[there] = str(error)
                 if isinstance(error, Refused | InputError):
-                    self.report(self.called(there), f"{self.called(there)} cannot come: {error}")
+                    self.report(self._whose(error, there), f"{self.called(there)} cannot come: {error}")
                 self._give_up(there, error if isinstance(error, Lost) else Refused(str(error)))
                 pause = min(max(2 * pause, 0.1), LONGEST_PAUSE)
             finally:
