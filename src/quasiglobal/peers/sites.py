@@ -450,14 +450,15 @@ class SiteOpener(Opener):
             )
             self._links.take(link)
         self._record_closed()                               # no link outlives the next one
-        self.audit.record_about(
-            self.called(identity.node), "renewed" if old is not None else "connected",
-            connection=link.number, node=identity.node, site=federation.site(identity.node).name,
-            address=_other_end(guest), dialled=guest.address if dials else None,
-            certificate=hashlib.sha256(certificate).hexdigest(), key=identity.fingerprint,
-            until=identity.ends.isoformat(), step=theirs.step, library=theirs.library, serial=theirs.serial,
-            **({} if guest.relay is None else {"relay": guest.relay}),
-        )
+        opening: Json = {
+            "event": "renewed" if old is not None else "connected", "connection": link.number, "node": identity.node,
+            "site": federation.site(identity.node).name, "address": _other_end(guest),
+            "dialled": guest.address if dials else None, "certificate": hashlib.sha256(certificate).hexdigest(),
+            "key": identity.fingerprint, "until": identity.ends.isoformat(), "step": theirs.step,
+            "library": theirs.library, "serial": theirs.serial,
+        } | ({} if guest.relay is None else {"relay": guest.relay})
+        if not self.audit.record_about(self.called(identity.node), **opening):
+            link.unrecorded = opening
         return link
 
     def _identified(self, certificate: bytes, federation: Federation, there: int | None) -> Identity:
@@ -573,6 +574,10 @@ class SiteOpener(Opener):
 
     def _record_traffic(self) -> None:
         """Record the bytes of the connections so far, if there are more: a killed process records no end."""
+        for link in self._links.held():                     # whoever came and went before it does not hide it
+            if link.unrecorded:
+                self.audit.record(**link.unrecorded)
+                link.unrecorded = {}
         moved = [link.traffic for link in self._links.all()]
         if moved and moved != self._moved:
             self._moved = moved
@@ -595,6 +600,9 @@ class Link:
     """Serial number of the federation file that the neighbour is known to have."""
     number: int = field(default_factory=itertools.count().__next__)
     """Number of the connection in this process, for the audit."""
+
+    unrecorded: Json = field(default_factory=dict)
+    """The line of the audit about its opening, if that was left out."""
 
     @property
     def traffic(self) -> Json:
@@ -801,11 +809,13 @@ class Audit:
                 self._failed = True
                 log.warning("cannot write %s: %s; connections are not recorded", self._path, error.strerror)
 
-    def record_about(self, whom: str, event: str, **facts: object) -> None:
-        """Append a line about a neighbour, unless there are too many; their bytes are added up."""
+    def record_about(self, whom: str, event: str, **facts: object) -> bool:
+        """Append a line about a neighbour unless there are too many, and return whether it was; add up their bytes."""
         amounts = {name: value for name in ("sent", "received") if isinstance(value := facts.get(name), int)}
-        if self.reports.pass_on(whom, None, amounts):
+        passes = self.reports.pass_on(whom, None, amounts)
+        if passes:
             self.record(event, **facts)
+        return passes
 
     def refuse(self, whom: str, why: str, address: str = "") -> None:
         """Record the refusal of a neighbour or a stranger, unless it repeats or there are too many."""
