@@ -383,6 +383,17 @@ def test_a_revoked_site_is_not_relayed_any_more(meeting, three):
     until(lambda: meeting.recorded(third, "relay closed"))
 
 
+def test_a_relay_that_is_revoked_relays_no_more(meeting, three):
+    of, (first, second, third) = three
+    edges = meeting.met(first, second, 10)
+    talk(edges)
+    of.organiser.revoke("site2")
+    of.folders[2].accept(of.text)
+    with pytest.raises(Lost, match="closed the connection"):
+        edges[0].receive((4, 0), Expected(1000, torch.float32), 10)
+    until(lambda: not third._relay.busy)
+
+
 def test_strangers_and_sites_with_an_address_are_not_relayed(meeting, tmp_path):
     four = Relayed(tmp_path, "complete:4", 4, dialling=2)
     third = meeting.site(four.folders[2], ())

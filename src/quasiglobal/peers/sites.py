@@ -535,6 +535,8 @@ class SiteOpener(Opener):
         except InputError as error:
             for link in self._links.held():
                 link.edge.cut(str(error))
+            if self._relay is not None:
+                self._relay.keep(lambda end: False)
             raise
         with self._taking:                                  # who is being admitted is checked after this, or cut below
             self.federation = newer
