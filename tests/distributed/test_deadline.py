@@ -4,14 +4,18 @@ import json
 import math
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import meetings
 import pytest
 import torch
 from commands import PATIENCE, ended, train_apart
 from processes import together
+from torch.distributed import HashStore
 
 import quasiglobal as qg
+from quasiglobal import topology
+from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.peers.membership import Pace
 from quasiglobal.peers.rendezvous import serve
@@ -57,12 +61,19 @@ def test_who_sends_half_as_often_or_less_is_not_waited_for():
 
 
 def test_a_process_that_is_behind_makes_the_next_step_of_its_neighbours():
-    pace = Pace(1.0)
-    assert pace.behind(5, [(6, 0), (6, 0)], rounds=1, last_step=100) == 0
-    assert pace.behind(5, [(25, 0), (25, 1)], rounds=1, last_step=100) == 21
-    assert pace.behind(5, [(25, 0), (10**9, 0), (90, 0)], rounds=1, last_step=100) == 21
-    assert pace.behind(5, [(100, 0)], rounds=1, last_step=100) == 95
-    assert Pace(None).behind(5, [(25, 0)], rounds=1, last_step=100) == 0
+    def behind(*newest, deadline=1.0, missing=0):
+        hosted = [(k,) for k in range(1 + len(newest) + missing)]
+        engine = Distributed(topology.complete(len(hosted)), HashStore(), 0, hosted, round_deadline=deadline)
+        engine.members.last_step = 100
+        engine.members.edges = {k: SimpleNamespace(newest=(step, 0)) for k, step in enumerate(newest, start=1)}
+        return engine._behind(5)
+
+    assert behind(6, 6) == 0
+    assert behind(25, 25) == 21
+    assert behind(25, 10**9, 90) == 21
+    assert behind(100) == 95
+    assert behind(25, deadline=None) == 0
+    assert behind(100, missing=1) == 0, "a liar, while another neighbour may reconnect"
 
 
 def test_a_deadline_is_hashed_only_where_it_is_set_and_refused_for_exact_means():

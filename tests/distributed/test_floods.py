@@ -15,6 +15,7 @@ from reconnects import WARM, reconnect
 
 from quasiglobal.peers import greeting, reports, tls
 from quasiglobal.peers import sites as module
+from quasiglobal.peers.audit import Story
 from quasiglobal.peers.edge import Refused
 from quasiglobal.peers.membership import Terms
 from quasiglobal.peers.reports import MOST_REPORTS, Reports
@@ -123,6 +124,22 @@ def test_a_neighbour_that_comes_and_goes_is_bounded_and_its_bytes_are_added_up(f
     assert len(connected) + len(closed) == MOST_REPORTS
     assert len(connected) + len(closed) + rest["times"] == 60
     assert {"sent", "received"} <= rest.keys()
+
+
+def test_a_neighbour_that_comes_and_goes_does_not_keep_its_open_connection_out_of_the_record(flooded, monkeypatch):
+    monkeypatch.setattr(module, "WATCH", 0.1)
+    monkeypatch.setattr(module, "TRAFFIC", 0.0)
+    for _ in range(2 * MOST_REPORTS):
+        flooded.greet()
+        flooded.open.pop().close()
+    flooded.greet()
+    until(lambda: flooded.opener._links.to(1))
+    number = flooded.opener._links.to(1).number
+    until(lambda: number in [line["connection"] for line in flooded.recorded("connected")])
+    story = Story([json.loads(line) for line in flooded.audit.read_text().splitlines()])
+    assert story.connections[-1]["key"] == flooded.sites.folders[1].own().fingerprint
+    time.sleep(0.5)
+    assert [line["connection"] for line in flooded.recorded("connected")].count(number) == 1
 
 
 @pytest.mark.parametrize(

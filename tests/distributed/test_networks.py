@@ -1,5 +1,6 @@
 """Sites in closed networks: a cap on what they send, an HTTP proxy, and a third site that relays."""
 
+import itertools
 import math
 import os
 import socket
@@ -22,13 +23,16 @@ from proxies import proxy, tinyproxy
 from test_federated import audit, same_as_the_simulator
 from test_sites import Meeting, certified, until
 
+from quasiglobal.engines.distributed import LateModels
 from quasiglobal.errors import InputError
 from quasiglobal.peers import relay, sites
 from quasiglobal.peers.bandwidth import Cap, read_bandwidth
 from quasiglobal.peers.certificates import now
 from quasiglobal.peers.dialling import CREDENTIALS, Proxy, read_proxy
 from quasiglobal.peers.edge import Edge, Expected, Lost, Refused
-from quasiglobal.peers.membership import Terms
+from quasiglobal.peers.greeting import refuse
+from quasiglobal.peers.membership import Membership, Terms
+from quasiglobal.peers.reports import MOST_REPORTS
 from quasiglobal.peers.sites import SiteOpener
 
 
@@ -379,6 +383,17 @@ def test_a_revoked_site_is_not_relayed_any_more(meeting, three):
     until(lambda: meeting.recorded(third, "relay closed"))
 
 
+def test_a_relay_that_is_revoked_relays_no_more(meeting, three):
+    of, (first, second, third) = three
+    edges = meeting.met(first, second, 10)
+    talk(edges)
+    of.organiser.revoke("site2")
+    of.folders[2].accept(of.text)
+    with pytest.raises(Lost, match="closed the connection"):
+        edges[0].receive((4, 0), Expected(1000, torch.float32), 10)
+    until(lambda: not third._relay.busy)
+
+
 def test_strangers_and_sites_with_an_address_are_not_relayed(meeting, tmp_path):
     four = Relayed(tmp_path, "complete:4", 4, dialling=2)
     third = meeting.site(four.folders[2], ())
@@ -547,3 +562,30 @@ def test_a_relay_sends_no_faster_than_its_cap(asked):
         lambda: sender.sendall(bytes(15 * size)), lambda: [taker.recv(size, socket.MSG_WAITALL) for _ in range(15)]
     )
     assert 15 * size < 1e6 * (time.monotonic() - began + 0.3)
+
+
+def test_a_relay_that_refuses_in_ever_new_words_hides_nothing_about_a_neighbour(meeting, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(sites, "LONGEST_PAUSE", 0.0)
+    of, texts = Relayed(tmp_path, "complete:4", 4, dialling=2), map(str, itertools.count())
+
+    def refuses(self, guest, connection, by, deadline):
+        refuse(connection, next(texts), deadline)
+        raise Lost("it was refused")
+
+    monkeypatch.setattr(SiteOpener, "_relay_for", refuses)
+    meeting.site(of.folders[2], ())
+    pair = [
+        Membership(
+            SiteOpener(of.folders[k]), k, [1 - k], experiment="e", topology="t", timeout=2.0,
+            handover=LateModels(lambda: None),
+        ) for k in range(2)
+    ]
+
+    def find(one):
+        with pytest.raises(InputError, match="the relay site"):
+            one.find(3.0)
+
+    at_once(*(lambda one=one: find(one) for one in pair))
+    assert int(next(texts)) > 2 * MOST_REPORTS
+    assert not any("more about node 0" in line or "more about node 1" in line for line in caplog.messages)
+    assert any("more about node 2 (site2)" in line for line in caplog.messages)

@@ -191,13 +191,23 @@ class Distributed(Host):
     ) -> tuple[Tensor, State]:
         """Call the algorithm, and keep its models for processes that join later; catch up if the others are ahead."""
         self._expect(algorithm, x.shape[1], x)
-        newest = [edge.newest for edge in self.members.edges.values()]
-        self.skipped = self.pace.behind(node.t, newest, self.topology.rounds, self.members.last_step)
+        self.skipped = self._behind(node.t)
         if self.skipped and isinstance(node, StepNode):
             node = replace(node, t=node.t + self.skipped, time=node.time + self.skipped)
         x, state = super().advance(algorithm, x, g, state, node)
         self._latest = ModelRows([x])
         return x, state
+
+    def _behind(self, t: int) -> int:
+        """Number of steps to skip with a deadline, up to the neighbours' next step.
+
+        Neighbours that wait for this process are at most `rounds` steps ahead.
+        """
+        if self.pace.seconds is None:
+            return 0
+        members = self.members
+        theirs = members.median((edge.newest[0] for edge in members.edges.values()), t + self.topology.rounds)
+        return int(min(theirs + 1, members.last_step)) - t if theirs else 0
 
     def step_in_place(
         self, algorithm: Algorithm, x: ModelRows, g: ModelRows, state: State, *, ahead: bool = False, **how: Any

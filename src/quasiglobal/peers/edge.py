@@ -85,6 +85,11 @@ class Late(Lost):
 class Refused(Lost):
     """The other side failed authentication: another experiment or another secret."""
 
+    def __init__(self, why: str, by: int | None = None) -> None:
+        """`by` is the process that refuses if it is not the other side, such as a relay on the way."""
+        super().__init__(why)
+        self.by = by
+
 
 class Rejected(Exception):
     """A message does not count; the reason contains no numbers that the sender chose."""

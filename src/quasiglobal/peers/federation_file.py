@@ -78,6 +78,10 @@ class Federation:
             raise InputError(f"federation {self.name} (serial {self.serial}) has no node {which}")
         raise unknown("site", which, [site.name for site in self.sites])
 
+    def has(self, node: int, key: str) -> bool:
+        """Whether this node has the key with this fingerprint."""
+        return any((site.node, site.fingerprint) == (node, key) for site in self.sites)
+
     def relays(self, i: int, j: int) -> list[Site]:
         """The sites that can connect nodes i and j, if both only dial."""
         if self.site(i).address is not None or self.site(j).address is not None:

@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -298,7 +298,8 @@ class Membership:
                     edge.check()                            # it may be killed meanwhile, and come back
                 edge.greet(self._largest, LONG)
             except (Refused, Rejected) as error:
-                self.say(there, f"{self.me}: {self.called(there)} is not connected: {error}")
+                by = error.by if isinstance(error, Refused) and error.by is not None else there
+                self.say(by, f"{self.me}: {self.called(there)} is not connected: {error}")
                 self._why[there] = str(error)
                 self._refused.add(there)
             except Lost as error:
@@ -406,23 +407,26 @@ class Membership:
             self.say(edge.there, f"{self.me} reconnected to {self.called(edge.there)} at step {self.step}")
 
     def step_to_join(self, step: int, few: int) -> int:
-        """The step at which to join the neighbours, if they are more than a `few` steps beyond this one; else 0.
-
-        It is their median step, of two the lower, which a single liar does not move. Neighbours without an edge count
-        as not beyond for half a timeout: after an absence they reconnect one by one.
-        """
+        """The step at which to join the neighbours, if they are more than a `few` steps beyond this one; else 0."""
         if self.begun:
             self.take_back()
-        claimed = [max(edge.step_there, edge.newest[0]) for edge in self.edges.values()]
+        return self.median([max(edge.step_there, edge.newest[0]) for edge in self.edges.values()], step + few)
+
+    def median(self, claimed: Iterable[int], step: int) -> int:
+        """The median of the steps that connected neighbours claim, of two the lower, if it is beyond `step`; else 0.
+
+        A single liar does not move it. Neighbours without an edge count as not beyond for half a timeout: after an
+        absence they reconnect one by one.
+        """
         known = [claim for claim in claimed if claim <= self.last_step]
-        if not any(claim > step + few for claim in known):
+        if not any(claim > step for claim in known):
             self._behind_since = math.inf
             return 0
         now = time.monotonic()
         self._behind_since = min(self._behind_since, now)
         absent = len(self.missing) if now < self._behind_since + self.timeout / 2 else 0
         theirs = statistics.median_low([*known, *[0] * absent])
-        return theirs if theirs > step + few else 0
+        return theirs if theirs > step else 0
 
     def on_wait(self, seconds: float) -> None:
         """Note that the training thread has waited; raise KeyboardInterrupt if it is to stop, and waits too long."""
@@ -543,14 +547,3 @@ class Pace:
             known = self._recent[there] = deque(range(arrived - WINDOW, arrived), maxlen=WINDOW + 1)
         known.append(arrived)
         return 0.0 if there in self.late else self._began + self.seconds
-
-    def behind(self, step: int, newest: Sequence[Moment], rounds: int, last_step: float) -> int:
-        """Number of steps to skip, up to the neighbours' next step: the median, of two the lower.
-
-        Neighbours that wait for this process are at most `rounds` steps ahead.
-        """
-        known = [claimed for claimed, _ in newest if claimed <= last_step]
-        theirs = statistics.median_low(known) if known else 0
-        if self.seconds is None or theirs <= step + rounds:
-            return 0
-        return int(min(theirs + 1, last_step)) - step

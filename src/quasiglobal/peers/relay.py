@@ -78,7 +78,7 @@ class Relay:
     `record` receives a subject, an event and its facts, for the audit; `cap` limits what this process sends.
     """
 
-    def __init__(self, record: Callable[..., None], cap: Cap, most: int) -> None:
+    def __init__(self, record: Callable[..., object], cap: Cap, most: int) -> None:
         self._record, self._cap, self._most = record, cap, most
         self._lock, self._closing = threading.Lock(), False
         self._ends: list[End] = []

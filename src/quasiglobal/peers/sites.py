@@ -102,6 +102,7 @@ class SiteOpener(Opener):
         """The last record of the traffic."""
         self._parked: dict[int, Link] = {}
         self._dialling: dict[int, Guest] = {}
+        """The connection that each thread dials: one may renew an edge while another opens it again."""
         self._pauses: dict[int, float] = {}
         self._turns: dict[int, int] = {}
         """Number of attempts to meet each neighbour at a relay: each attempt is at another one."""
@@ -232,7 +233,7 @@ class SiteOpener(Opener):
             self._give_up(there, error)
             raise
         finally:
-            self._dialling.pop(there, None)
+            self._dialling.pop(threading.get_ident(), None)
 
     def _reached(self, there: int, deadline: float) -> tuple[Guest, float]:
         """A connection to a site, direct or through a relay, and the deadline extended by the look-up."""
@@ -241,16 +242,16 @@ class SiteOpener(Opener):
         site = self.federation.site(there)
         if site.address is None:
             raise Lost("neither it nor this site can be reached, and no site of the federation relays")
-        return self._connected(there, site, deadline)
+        return self._connected(site, deadline)
 
-    def _connected(self, there: int, site: Site, deadline: float) -> tuple[Guest, float]:
+    def _connected(self, site: Site, deadline: float) -> tuple[Guest, float]:
         def hold(connection: socket.socket) -> None:
-            self._dialling[there] = Guest(connection, address)
+            self._dialling[threading.get_ident()] = Guest(connection, address)
 
         address = site.address or ""
         try:
             _, deadline = connected(address, deadline, self._closing, hold, self._proxy)
-            return self._dialling[there], deadline
+            return self._dialling[threading.get_ident()], deadline
         except OSError as error:
             why = f"cannot be reached at {address}: {reason(error)}"
             if not self._closing.is_set():                  # a neighbour that is not started yet is nothing to warn of
@@ -260,13 +261,18 @@ class SiteOpener(Opener):
 
     def _give_up(self, there: int, error: Lost) -> None:
         """Close a connection that was dialled, and record a refusal."""
-        guest = self._dialling.get(there)
+        guest = self._dialling.get(threading.get_ident())
         if isinstance(error, Refused):
-            self.audit.refuse(self.called(there), str(error), guest.address if guest else "")
+            self.audit.refuse(self._whose(error, there), str(error), guest.address if guest else "")
         if guest is not None and isinstance(error, Refused):
             close_gently(guest.connection, FAREWELL)
         elif guest is not None:
             guest.connection.close()
+
+    def _whose(self, error: Exception, there: int) -> str:
+        """The site that a reason is about: the neighbour, or the relay on the way to it."""
+        by = error.by if isinstance(error, Refused) else None
+        return self.called(there if by is None else by)
 
     # -------------------------------------------------------------------------------------------- meet at a relay
 
@@ -275,7 +281,7 @@ class SiteOpener(Opener):
         relays, turn = self._relays_to(there), self._turns.get(there, 0)
         chosen, self._turns[there] = relays[turn % len(relays)], turn + 1
         try:
-            guest, deadline = self._connected(there, chosen, time.monotonic() + ADMISSION)
+            guest, deadline = self._connected(chosen, time.monotonic() + ADMISSION)
             connection = self._shake(guest, deadline, dials=True, protocols=[relay.PROTOCOL])
             if self._folder.peer(certificate_of(connection), self.federation).node != chosen.node:
                 raise Refused(f"it is another site than node {chosen.node}")
@@ -289,7 +295,7 @@ class SiteOpener(Opener):
         except TimeoutError:
             raise Lost(f"it did not come to the relay {chosen.name} in time") from None
         except Refused as error:
-            raise Refused(f"the relay {chosen.name}: {error}") from None
+            raise Refused(f"the relay {chosen.name}: {error}", chosen.node) from None
         except (Lost, OSError) as error:
             raise Lost(f"the relay {chosen.name}: {error if isinstance(error, Lost) else reason(error)}") from None
         guest.relay = chosen.node
@@ -309,11 +315,11 @@ class SiteOpener(Opener):
             except (InputError, Lost) as error:
                 self._refusals[there] = str(error)
                 if isinstance(error, Refused | InputError):
-                    self.report(self.called(there), f"{self.called(there)} cannot come: {error}")
+                    self.report(self._whose(error, there), f"{self.called(there)} cannot come: {error}")
                 self._give_up(there, error if isinstance(error, Lost) else Refused(str(error)))
                 pause = min(max(2 * pause, 0.1), LONGEST_PAUSE)
             finally:
-                self._dialling.pop(there, None)
+                self._dialling.pop(threading.get_ident(), None)
 
     def _relay_for(self, guest: Guest, connection: ssl.SSLSocket, by: relay.Relay, deadline: float) -> None:
         """Connect a site of the federation with the one that it asks for, if the file says that it is done here."""
@@ -335,6 +341,13 @@ class SiteOpener(Opener):
         except OSError as error:
             raise trouble(error) from None
         by.take(end)
+        by.keep(self._may_relay)                            # a newer federation file may have come meanwhile
+
+    def _may_relay(self, end: relay.End) -> bool:
+        """Whether the federation file lets this site connect another one with the one that it asks for."""
+        of = self.federation
+        known = of.has(end.node, end.key) and end.to in [site.node for site in of.sites]
+        return known and self.site.node in [site.node for site in of.relays(end.node, end.to)]
 
     # -------------------------------------------------------------------------------------------- listen
 
@@ -419,6 +432,8 @@ class SiteOpener(Opener):
         theirs = exchange(connection, mine, deadline, lambda theirs: self._objection(theirs, identity, mine, dials))
         self._note_version(theirs)
         with self._taking:                                  # else a renewal could overtake the one before
+            if not self.federation.has(identity.node, identity.fingerprint):
+                raise Refused(f"revoked by federation file {self.federation.serial}")
             old = renews or (self._links.to(identity.node) if theirs.renews else None)
             if theirs.renews and old is None:
                 raise Lost("the connection to renew has ended")
@@ -435,14 +450,15 @@ class SiteOpener(Opener):
             )
             self._links.take(link)
         self._record_closed()                               # no link outlives the next one
-        self.audit.record_about(
-            self.called(identity.node), "renewed" if old is not None else "connected",
-            connection=link.number, node=identity.node, site=federation.site(identity.node).name,
-            address=_other_end(guest), dialled=guest.address if dials else None,
-            certificate=hashlib.sha256(certificate).hexdigest(), key=identity.fingerprint,
-            until=identity.ends.isoformat(), step=theirs.step, library=theirs.library, serial=theirs.serial,
-            **({} if guest.relay is None else {"relay": guest.relay}),
-        )
+        opening: Json = {
+            "event": "renewed" if old is not None else "connected", "connection": link.number, "node": identity.node,
+            "site": federation.site(identity.node).name, "address": _other_end(guest),
+            "dialled": guest.address if dials else None, "certificate": hashlib.sha256(certificate).hexdigest(),
+            "key": identity.fingerprint, "until": identity.ends.isoformat(), "step": theirs.step,
+            "library": theirs.library, "serial": theirs.serial,
+        } | ({} if guest.relay is None else {"relay": guest.relay})
+        if not self.audit.record_about(self.called(identity.node), **opening):
+            link.unrecorded = opening
         return link
 
     def _identified(self, certificate: bytes, federation: Federation, there: int | None) -> Identity:
@@ -496,6 +512,8 @@ class SiteOpener(Opener):
                     task()
                 except (InputError, Lost, OSError) as error:
                     self._refuse("federation", str(error))
+                except Exception as error:                  # without this thread, no site is revoked here any more
+                    self._refuse("federation", f"{type(error).__name__}: {error}")
 
     def _heard_of(self, there: int, note: bytes) -> None:
         """Install a federation file that a neighbour passed on."""
@@ -515,24 +533,23 @@ class SiteOpener(Opener):
             if own.node != self.site.node:
                 raise InputError(f"this site is node {own.node} in the new federation file; start it again")
         except InputError as error:
-            for link in self._links.open():
+            for link in self._links.held():
                 link.edge.cut(str(error))
+            if self._relay is not None:
+                self._relay.keep(lambda end: False)
             raise
-        self.federation = newer
+        with self._taking:                                  # who is being admitted is checked after this, or cut below
+            self.federation = newer
         self._names |= {site.node: site.called for site in newer.sites}
         log.warning("federation %s: file %d, of %d sites", newer.name, newer.serial, len(newer.sites))
         self.audit.record("federation", serial=newer.serial, sites=[site.name for site in newer.sites])
-        keys = {site.node: site.fingerprint for site in newer.sites}
-        for link in self._links.open():
+        for link in self._links.held():
             who = link.identity
-            if keys.get(who.node) != who.fingerprint:
+            if not newer.has(who.node, who.fingerprint):
                 self.audit.record("revoked", node=who.node, key=who.fingerprint, serial=newer.serial)
                 link.edge.cut(f"revoked by federation file {newer.serial}")
         if self._relay is not None:
-            self._relay.keep(lambda end: (
-                keys.get(end.node) == end.key and end.to in keys
-                and self.site.node in [site.node for site in newer.relays(end.node, end.to)]
-            ))
+            self._relay.keep(self._may_relay)
 
     def _pass_on(self) -> None:
         serial = self.federation.serial
@@ -543,11 +560,12 @@ class SiteOpener(Opener):
 
     def _renew(self) -> None:
         """Replace dialled connections before a certificate ends; cut connections with an ended certificate."""
-        for link in self._links.open():
+        for link in self._links.held():
             if link.has_ended:
                 link.edge.cut("a certificate ended")
-            elif link.dialled and link.edge.listening and link.is_due:
-                self._dial(link.identity.node, time.monotonic() + ADMISSION, renews=link)
+            elif link.dialled and link.channel.alive and link.edge.listening and link.is_due:
+                with suppress(Lost):                        # the other connections are to be renewed too
+                    self._dial(link.identity.node, time.monotonic() + ADMISSION, renews=link)
 
     def _record_closed(self, seconds: float = 0.0) -> None:
         """Record the bytes of the connections that are closed."""
@@ -558,6 +576,10 @@ class SiteOpener(Opener):
 
     def _record_traffic(self) -> None:
         """Record the bytes of the connections so far, if there are more: a killed process records no end."""
+        for link in self._links.held():                     # whoever came and went before it does not hide it
+            if link.unrecorded:
+                self.audit.record(**link.unrecorded)
+                link.unrecorded = {}
         moved = [link.traffic for link in self._links.all()]
         if moved and moved != self._moved:
             self._moved = moved
@@ -580,6 +602,9 @@ class Link:
     """Serial number of the federation file that the neighbour is known to have."""
     number: int = field(default_factory=itertools.count().__next__)
     """Number of the connection in this process, for the audit."""
+
+    unrecorded: Json = field(default_factory=dict)
+    """The line of the audit about its opening, if that was left out."""
 
     @property
     def traffic(self) -> Json:
@@ -625,6 +650,10 @@ class Connections:
     def open(self) -> list[Link]:
         """The newest connection to each neighbour, if it is open."""
         return [link for link in self._newest.values() if link.channel.alive]
+
+    def held(self) -> list[Link]:
+        """The newest connection to each neighbour until it is closed here; the other side may have closed its half."""
+        return [link for link in self._newest.values() if not link.channel.ended.is_set()]
 
     def all(self) -> list[Link]:
         """The connections whose end is not yet recorded."""
@@ -782,11 +811,13 @@ class Audit:
                 self._failed = True
                 log.warning("cannot write %s: %s; connections are not recorded", self._path, error.strerror)
 
-    def record_about(self, whom: str, event: str, **facts: object) -> None:
-        """Append a line about a neighbour, unless there are too many; their bytes are added up."""
+    def record_about(self, whom: str, event: str, **facts: object) -> bool:
+        """Append a line about a neighbour unless there are too many, and return whether it was; add up their bytes."""
         amounts = {name: value for name in ("sent", "received") if isinstance(value := facts.get(name), int)}
-        if self.reports.pass_on(whom, None, amounts):
+        passes = self.reports.pass_on(whom, None, amounts)
+        if passes:
             self.record(event, **facts)
+        return passes
 
     def refuse(self, whom: str, why: str, address: str = "") -> None:
         """Record the refusal of a neighbour or a stranger, unless it repeats or there are too many."""
