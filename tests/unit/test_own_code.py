@@ -201,6 +201,31 @@ def test_functions_of_python_are_refused_too(here, monkeypatch, capsys, name):
     assert err.endswith(f"add --allow-code {name}\n")
 
 
+@pytest.mark.parametrize("settings", [
+    {"topology": "quasiglobal.cli.federation:extend"}, {"data": "quasiglobal.cli.federation:extend"},
+    {"model": "quasiglobal.cli.federation:extend"}, {"model": "quasiglobal.__main__:main"},
+])  # fmt: skip
+def test_an_experiment_by_mail_runs_no_command_of_the_library(here, monkeypatch, capsys, settings):
+    """Read in the organiser's folder, it would prolong the federation in the organiser's name."""
+    before = OrganiserFolder(here / "federation").new("lungs", "ring:4", 30)
+    settings = {"topology": "ring:4", "device": "cpu"} | settings
+    (here / "mailed.toml").write_text("\n".join(f"{key} = {json.dumps(one)}" for key, one in settings.items()))
+    status, _, err = inside(monkeypatch, capsys, "check", "mailed.toml")
+    assert status == 2
+    assert "which you have not allowed" in err
+    assert OrganiserFolder(here / "federation").read() == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("utilisation", "organiser.key"), ("on", "ray")])
+def test_an_experiment_by_mail_writes_to_no_other_file_and_uses_no_other_machine(
+    here, monkeypatch, capsys, name, value
+):
+    (here / "mailed.toml").write_text(f'{name} = "{value}"\ntopology = "ring:4"\n')
+    status, _, err = inside(monkeypatch, capsys, "train", "mailed.toml")
+    assert status == 2
+    assert err == f"qg: {name} cannot be in mailed.toml; give it on the command line, as --{name}\n"
+
+
 @pytest.fixture
 def mailed_run(here, monkeypatch, capsys):
     """A run folder with a model of somebody's code, trained here, and its exported model; as in another folder."""

@@ -35,6 +35,9 @@ FILE = "code.jsonl"
 _PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _NAME = re.compile(rf"(?:^(?:lazy/|every:\d+/)*|=)({_PATH}:[^\W\d]\w*)(?=[:,]|$)")
 
+_PARTS = re.compile(r"quasiglobal\.(algorithms|metrics|models|topology)(\.|$)")
+"""Modules of this library that any name may import. Others have functions that act, such as commands."""
+
 _given: set[str] | None = None
 """Names and modules that this command may import; None in Python: all."""
 
@@ -105,7 +108,7 @@ def check(path: str, what: str) -> None:
     """Raise InputError if the user did not allow this name; if it is in the current folder, add that to the path."""
     module = path.partition(":")[0]
     top = module.partition(".")[0]
-    if _given is None or top == "quasiglobal":
+    if _given is None or _PARTS.match(module):
         return
     here = os.getcwd()
     spec = _spec(top)
@@ -137,7 +140,7 @@ def remember(path: str) -> None:
     module = path.partition(":")[0]
     top = module.partition(".")[0]
     new = {path} - _files.keys() if _given is None else {path, module} & _given
-    if not new or top == "quasiglobal" or (spec := _spec(top)) is None or os.environ.get("RANK", "0") != "0":
+    if not new or _PARTS.match(module) or (spec := _spec(top)) is None or os.environ.get("RANK", "0") != "0":
         return                                              # process 0 remembers it for all
     _append(path if path in new else module, _folder(spec), config_folder() / FILE)
 
