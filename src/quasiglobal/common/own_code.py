@@ -119,7 +119,7 @@ def check(path: str, what: str) -> None:
     folder = _folder(spec)
     if not {path, module} & _given and not {(path, folder), (module, folder)} & _remembered():
         file = _files.get(path, "a file")
-        where = f"import {module} from {folder}" if folder else f"use {path} of this Python"
+        where = f"import {module} from {_file(spec)}" if folder else f"use {path} of this Python"
         raise InputError(
             f"the {what} {path} in {file} would {where}, which you have not allowed; if you trust it, add "
             f"{OPTION} {module if folder else path}"
@@ -133,6 +133,19 @@ def check_all(values: object) -> None:
     for text in texts_in(values):
         for name in names_in(text):
             check(name, "object")
+
+
+@contextmanager
+def from_source() -> Iterator[None]:
+    """Keep Python from the compiled copies in __pycache__, which need not agree with the source that the user has read.
+    """
+    before, own = sys.pycache_prefix, config_folder() / "compiled"
+    if _given is not None:
+        sys.pycache_prefix = str(own) if own.is_absolute() else os.devnull
+    try:
+        yield
+    finally:
+        sys.pycache_prefix = before
 
 
 def remember(path: str) -> None:
@@ -183,6 +196,12 @@ def _spec(top: str) -> ModuleSpec | None:
         return find_spec(top)
     except ValueError:                                      # __main__
         return None
+
+
+def _file(spec: ModuleSpec | None) -> str:
+    """The file of a module, or the folder of a package: mine.py, mine.so and mine/ may lie side by side."""
+    places = [] if spec is None else [*(spec.submodule_search_locations or [])]
+    return f"{places[0]}{os.sep}" if places else str(spec and spec.origin)
 
 
 def _folder(spec: ModuleSpec | None) -> str:

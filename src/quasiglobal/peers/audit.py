@@ -148,7 +148,7 @@ class Story:
         self.processes: list[Json] = []
         """The starts: began, until, end, node, site, version, experiment, data, key, steps."""
         self.connections: list[Json] = []
-        """The connections: node, site, key, certificate, address, dialled, relay if any, began, until, end, sent, received."""
+        """The connections: node, site, key, certificate, address, dialled, relay, began, until, end, sent, received."""
         self.events: list[Json] = []
         """The other lines, such as refusals, revocations and results that were given."""
         self._open: list[Json] = []
