@@ -1,7 +1,9 @@
 """Which Python code a command runs: none of the current folder, unless the user named it."""
 
+import importlib.util
 import json
 import os
+import py_compile
 import re
 import shutil
 import subprocess
@@ -186,7 +188,7 @@ def test_an_experiment_by_mail_runs_no_code(here, monkeypatch, capsys, command, 
     (here / "mailed.toml").write_text("\n".join(f"{key} = {json.dumps(one)}" for key, one in settings.items()))
     status, _, err = inside(monkeypatch, capsys, *words)
     assert (status, len(err.splitlines())) == (2, 1)
-    assert f"{name}:net in mailed.toml would import {name} from {here}, which you have not allowed" in err
+    assert f"{name}:net in mailed.toml would import {name} from {here}/{name}.py, which you have not allowed" in err
     assert err.endswith(f"add --allow-code {name}\n")
     assert not ran(here)
     assert not remembered(here)
@@ -199,6 +201,31 @@ def test_functions_of_python_are_refused_too(here, monkeypatch, capsys, name):
     assert status == 2
     assert f"the model {name} in mailed.toml would use {name} of this Python" in err
     assert err.endswith(f"add --allow-code {name}\n")
+
+
+@pytest.mark.parametrize("settings", [
+    {"topology": "quasiglobal.cli.federation:extend"}, {"data": "quasiglobal.cli.federation:extend"},
+    {"model": "quasiglobal.cli.federation:extend"}, {"model": "quasiglobal.__main__:main"},
+])  # fmt: skip
+def test_an_experiment_by_mail_runs_no_command_of_the_library(here, monkeypatch, capsys, settings):
+    """Read in the organiser's folder, it would prolong the federation in the organiser's name."""
+    before = OrganiserFolder(here / "federation").new("lungs", "ring:4", 30)
+    settings = {"topology": "ring:4", "device": "cpu"} | settings
+    (here / "mailed.toml").write_text("\n".join(f"{key} = {json.dumps(one)}" for key, one in settings.items()))
+    status, _, err = inside(monkeypatch, capsys, "check", "mailed.toml")
+    assert status == 2
+    assert "which you have not allowed" in err
+    assert OrganiserFolder(here / "federation").read() == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("utilisation", "organiser.key"), ("on", "ray")])
+def test_an_experiment_by_mail_writes_to_no_other_file_and_uses_no_other_machine(
+    here, monkeypatch, capsys, name, value
+):
+    (here / "mailed.toml").write_text(f'{name} = "{value}"\ntopology = "ring:4"\n')
+    status, _, err = inside(monkeypatch, capsys, "train", "mailed.toml")
+    assert status == 2
+    assert err == f"qg: {name} cannot be in mailed.toml; give it on the command line, as --{name}\n"
 
 
 @pytest.fixture
@@ -253,6 +280,28 @@ def test_a_federation_by_mail_runs_no_code(here, monkeypatch, capsys):
     assert status == 2
     assert "the topology mailed_graphs:net in federation/federation.json would import mailed_graphs from" in err
     assert not ran(here)
+
+
+def test_the_file_that_would_run_is_named(here, monkeypatch, capsys):
+    code(here, "nets_read")
+    (here / "mailed.toml").write_text('model = "nets_read:net"\ntopology = "ring:4"\n')
+    assert f"nets_read from {here}/nets_read.py, which" in inside(monkeypatch, capsys, "check", "mailed.toml")[2]
+    code(here / "nets_read", "__init__")                    # Python prefers a package, and a library, to the file
+    importlib.invalidate_caches()
+    assert f"nets_read from {here}/nets_read/, which" in inside(monkeypatch, capsys, "check", "mailed.toml")[2]
+    assert not ran(here)
+
+
+def test_a_compiled_copy_beside_the_source_does_not_run_in_its_place(here, monkeypatch, capsys):
+    code(here, "nets_compiled")
+    cache = importlib.util.cache_from_source(here / "nets_compiled.py")
+    kind = py_compile.PycInvalidationMode.UNCHECKED_HASH    # as Python's are, if their time and size are forged
+    py_compile.compile(here / "nets_compiled.py", cfile=cache, doraise=True, invalidation_mode=kind)
+    (here / "nets_compiled.py").write_text(NET)
+    (here / "mailed.toml").write_text('model = "nets_compiled:net"\ntopology = "ring:4"\ndevice = "cpu"\n')
+    assert inside(monkeypatch, capsys, "check", "mailed.toml", "--allow-code", "nets_compiled")[0] == 0
+    assert not ran(here)
+    assert sys.pycache_prefix is None
 
 
 # -------------------------------------------------------------------------------------- names that the user gave

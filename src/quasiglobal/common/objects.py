@@ -98,7 +98,8 @@ def imported(path: str, what: str) -> Any:
     module, _, name = path.partition(":")
     own_code.check(path, what)
     try:
-        found = getattr(import_module(module), name, None)
+        with own_code.from_source():
+            found = getattr(import_module(module), name, None)
     except Exception as error:
         raise InputError(f"cannot import {module} for {what} {path}: {error}") from None
     if found is None:

@@ -35,6 +35,9 @@ FILE = "code.jsonl"
 _PATH = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _NAME = re.compile(rf"(?:^(?:lazy/|every:\d+/)*|=)({_PATH}:[^\W\d]\w*)(?=[:,]|$)")
 
+_PARTS = re.compile(r"quasiglobal\.(algorithms|metrics|models|topology)(\.|$)")
+"""Modules of this library that any name may import. Others have functions that act, such as commands."""
+
 _given: set[str] | None = None
 """Names and modules that this command may import; None in Python: all."""
 
@@ -105,7 +108,7 @@ def check(path: str, what: str) -> None:
     """Raise InputError if the user did not allow this name; if it is in the current folder, add that to the path."""
     module = path.partition(":")[0]
     top = module.partition(".")[0]
-    if _given is None or top == "quasiglobal":
+    if _given is None or _PARTS.match(module):
         return
     here = os.getcwd()
     spec = _spec(top)
@@ -116,7 +119,7 @@ def check(path: str, what: str) -> None:
     folder = _folder(spec)
     if not {path, module} & _given and not {(path, folder), (module, folder)} & _remembered():
         file = _files.get(path, "a file")
-        where = f"import {module} from {folder}" if folder else f"use {path} of this Python"
+        where = f"import {module} from {_file(spec)}" if folder else f"use {path} of this Python"
         raise InputError(
             f"the {what} {path} in {file} would {where}, which you have not allowed; if you trust it, add "
             f"{OPTION} {module if folder else path}"
@@ -132,12 +135,25 @@ def check_all(values: object) -> None:
             check(name, "object")
 
 
+@contextmanager
+def from_source() -> Iterator[None]:
+    """Keep Python from the compiled copies in __pycache__, which need not agree with the source that the user has read.
+    """
+    before, own = sys.pycache_prefix, config_folder() / "compiled"
+    if _given is not None:
+        sys.pycache_prefix = str(own) if own.is_absolute() else os.devnull
+    try:
+        yield
+    finally:
+        sys.pycache_prefix = before
+
+
 def remember(path: str) -> None:
     """Remember a name that was imported, unless only a file has it and Python read that file."""
     module = path.partition(":")[0]
     top = module.partition(".")[0]
     new = {path} - _files.keys() if _given is None else {path, module} & _given
-    if not new or top == "quasiglobal" or (spec := _spec(top)) is None or os.environ.get("RANK", "0") != "0":
+    if not new or _PARTS.match(module) or (spec := _spec(top)) is None or os.environ.get("RANK", "0") != "0":
         return                                              # process 0 remembers it for all
     _append(path if path in new else module, _folder(spec), config_folder() / FILE)
 
@@ -180,6 +196,12 @@ def _spec(top: str) -> ModuleSpec | None:
         return find_spec(top)
     except ValueError:                                      # __main__
         return None
+
+
+def _file(spec: ModuleSpec | None) -> str:
+    """The file of a module, or the folder of a package: mine.py, mine.so and mine/ may lie side by side."""
+    places = [] if spec is None else [*(spec.submodule_search_locations or [])]
+    return f"{places[0]}{os.sep}" if places else str(spec and spec.origin)
 
 
 def _folder(spec: ModuleSpec | None) -> str:

@@ -85,6 +85,10 @@ class Options:
         return {"recomputing": self.recompute, "workers": self.workers}
 
 
+TYPED = ("utilisation", "on")
+"""Options that a file cannot have, since files come by e-mail: it would append to any file, or use other machines."""
+
+
 class ProgramOptions(TypedDict):
     """Arguments of `training.program.Program`."""
 
@@ -95,6 +99,8 @@ class ProgramOptions(TypedDict):
 def split_options(values: Mapping[str, object], source: str) -> tuple[dict[str, object], Options]:
     """Take the options out of the settings in a file; return the other settings, and the options."""
     hints = get_type_hints(Options)
+    if refused := [name for name in TYPED if name in values]:
+        raise InputError(f"{refused[0]} cannot be in {source}; give it on the command line, as --{refused[0]}")
     found = {name: typed(hints[name], value, f"{name} in {source}") for name, value in values.items() if name in hints}
     return {name: value for name, value in values.items() if name not in hints}, Options(**found)
 
