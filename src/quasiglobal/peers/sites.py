@@ -294,7 +294,7 @@ class SiteOpener(Opener):
                 raise Lost("it closed the connection")
         except TimeoutError:
             raise Lost(f"it did not come to the relay {chosen.name} in time") from None
-        except Refused as error:
+        except (Refused, InputError) as error:
             raise Refused(f"the relay {chosen.name}: {error}", chosen.node) from None
         except (Lost, OSError) as error:
             raise Lost(f"the relay {chosen.name}: {error if isinstance(error, Lost) else reason(error)}") from None
