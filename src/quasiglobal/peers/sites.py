@@ -167,15 +167,14 @@ class SiteOpener(Opener):
         deadline = time.monotonic() + seconds
         return (self._awaited if self._listens_for(there) else self._dialled)(there, deadline).edge
 
-    def relay_on(self, seconds: float) -> None:
-        """Connect other sites until they have finished, for at most `seconds`."""
+    def relay_on(self, seconds: float, noted: Sequence[int]) -> None:
+        """Connect other sites until they have finished, for at most `seconds`, or until a signal to stop is noted."""
         if self._relay is None or not self._relay.busy:
             return
         log.info("this site relays until others have finished, for at most %g s (--linger; Ctrl-C ends this)", seconds)
         deadline = time.monotonic() + seconds
-        with suppress(KeyboardInterrupt):
-            while self._relay.busy and time.monotonic() < deadline:
-                time.sleep(0.2)
+        while self._relay.busy and not noted and time.monotonic() < deadline:
+            time.sleep(0.2)
 
     def stop(self) -> None:
         """Stop listening, dialling and watching."""
@@ -294,7 +293,7 @@ class SiteOpener(Opener):
                 raise Lost("it closed the connection")
         except TimeoutError:
             raise Lost(f"it did not come to the relay {chosen.name} in time") from None
-        except Refused as error:
+        except (Refused, InputError) as error:
             raise Refused(f"the relay {chosen.name}: {error}", chosen.node) from None
         except (Lost, OSError) as error:
             raise Lost(f"the relay {chosen.name}: {error if isinstance(error, Lost) else reason(error)}") from None

@@ -40,6 +40,7 @@ from quasiglobal.runs.options import Options
 from quasiglobal.runs.prometheus import Prometheus
 from quasiglobal.runs.store import Run, RunFolder, Watcher, unchanged_folders, unwatched
 from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.loop import patient_interrupts
 from quasiglobal.training.metrics import combined, ranking
 from quasiglobal.training.rows import Checkpoint, NamedRows, complete_state, models_of
 
@@ -131,12 +132,14 @@ def train_node(
         board = [TensorBoard()] if options.tensorboard else []
         ended = mine.run(watch, page, *board, shared=False)
         missing = mine.engine.members.missing
-        if ended and isinstance(mine.seat.through, SiteOpener):
-            mine.seat.through.relay_on(linger)
+        if ended:
+            mine.finish_alone()
+            if isinstance(mine.seat.through, SiteOpener):
+                with patient_interrupts() as noted:
+                    mine.seat.through.relay_on(linger, noted)
         mine.engine.close()
         if not ended:
             raise KeyboardInterrupt
-        mine.finish_alone()
     if site and missing:
         give(run.read(), _opener(site, run), missing, options.peer_timeout, linger)
     return run.read()
