@@ -1,4 +1,5 @@
-"""Run over processes under random faults (killed or suspended processes), deterministic given the seed."""
+"""Run over processes under random faults, deterministic given the seed: killed and suspended processes, and damaged
+checkpoints."""
 
 import logging
 import multiprocessing
@@ -17,17 +18,21 @@ PROCESSES, EPOCHS, TIMEOUT = 4, 200, 2.0
 PAUSE = 0.08
 """Seconds of sleep after each epoch, so that a run outlasts a process restart, however few processes still train."""
 
+CHECKPOINT_SECONDS = 1.0
+"""Interval of checkpoints, so that killed processes have some to resume from."""
+
 GRAPHS = ("ring:4", "complete:4", "one-peer-exponential:4", "star:4", "ring:8", "torus:9")
 METHODS = ("dsgd", "dsgdm-n", "qg-dsgdm-n", "qg-dsgdm-n:tau=2", "dsgdm-n-gt", "dadam", "qg-dadam")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """At `epoch`, process `victim` is killed and restarted, or suspended for `seconds`."""
+    """At `epoch`, process `victim` is suspended for `seconds`, or killed and restarted, with its newest checkpoint or
+    with a truncated one."""
 
     epoch: int
     victim: int
-    kills: bool
+    kind: str
     seconds: float
 
 
@@ -40,8 +45,8 @@ def schedule(seed):
     )
     faults = [
         Fault(
-            epoch=draw.randrange(EPOCHS // 2), victim=draw.randrange(PROCESSES), kills=draw.random() < 0.6,
-            seconds=draw.uniform(0.1, 2.5 * TIMEOUT),
+            epoch=draw.randrange(EPOCHS // 2), victim=draw.randrange(PROCESSES),
+            kind=draw.choice(["kill", "damage", "stop"]), seconds=draw.uniform(0.1, 5 * TIMEOUT),
         )
         for _ in range(draw.randint(1, 4))
     ]
@@ -60,7 +65,9 @@ def take_part(rank, port, experiment, folder):
         "RANK": str(rank), "WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    options = Options(runs=folder, device="cpu", engine="distributed", peer_timeout=TIMEOUT)
+    options = Options(
+        runs=folder, device="cpu", engine="distributed", peer_timeout=TIMEOUT, checkpoint_seconds=CHECKPOINT_SECONDS
+    )
     train_over_processes(experiment, options, watch=lambda runs, records: time.sleep(PAUSE))
 
 
@@ -92,14 +99,17 @@ def survive(experiment, faults, folder, seconds=120):
                 victim = running[fault.victim]
                 if not victim.is_alive():
                     continue
-                if fault.kills:
-                    held.pop(fault.victim, None)
-                    victim.kill()
-                    victim.join()
-                    running[fault.victim] = start(fault.victim)
-                else:
+                if fault.kind == "stop":
                     os.kill(victim.pid, signal.SIGSTOP)
                     held[fault.victim] = now + fault.seconds
+                    continue
+                held.pop(fault.victim, None)
+                victim.kill()
+                victim.join()
+                saved = sorted(run.folder.glob(f"parts/{fault.victim}/checkpoint/*[0-9].json"))
+                if fault.kind == "damage" and len(saved) > 1:
+                    os.truncate(saved[-1].with_suffix(".safetensors"), 1000)
+                running[fault.victim] = start(fault.victim)
             time.sleep(0.01)
         assert [process.exitcode for process in running] == [0] * PROCESSES
     finally:

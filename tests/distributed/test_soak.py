@@ -1,4 +1,5 @@
-"""Fifty random fault schedules: no process hangs, all exit, and algorithms that tolerate faults have learnt.
+"""Fifty random fault schedules: no process hangs, all exit, and algorithms that tolerate faults have learnt as much as
+without faults.
 
 Quasi-global momentum does not tolerate one kind of fault. With half of a directed graph absent for long, a node
 receives from a node that does not receive from it: accuracy got worse. With the centre of a star absent, nodes receive
@@ -11,6 +12,8 @@ import torch
 
 import quasiglobal as qg
 from quasiglobal.runs import checkpoints
+from quasiglobal.runs.local import simulate
+from quasiglobal.runs.options import Options
 
 
 @pytest.mark.slow
@@ -26,4 +29,8 @@ def test_a_random_schedule_of_faults_is_survived(tmp_path, seed):
     assert len(rows["x"]) == qg.topology.parse(experiment.topology).n
     assert all(torch.isfinite(value).all() for value in rows.values())
     if not experiment.algorithm.startswith("qg"):
-        assert run.records()[-1]["accuracy_worst"] > 0.8, (experiment, faults)
+        (undisturbed,) = simulate(experiment, Options(runs=tmp_path / "undisturbed", device="cpu"))
+        last, expected = (one.records()[-1] for one in (run, undisturbed))
+        print(last["accuracy"], last["accuracy_worst"], expected["accuracy"])
+        assert last["accuracy"] >= expected["accuracy"] - 0.02, (experiment, faults)
+        assert last["accuracy_worst"] > 0.8, (experiment, faults)

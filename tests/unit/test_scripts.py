@@ -9,7 +9,7 @@ import pytest
 import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SLOW = {"start.py"}
+SLOW = {"sites.py", "start.py"}
 """Benchmarks that take many seconds even so."""
 
 SCRIPTS = [
