@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from quasiglobal.cli.federation import audit
+from quasiglobal.cli.terminal import console
 from quasiglobal.errors import InputError
 from quasiglobal.peers.audit import Trail, append
 from quasiglobal.peers.sites import Audit
@@ -25,7 +26,8 @@ VERSION_2 = [
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path, monkeypatch):
+    monkeypatch.setattr(console, "stderr", False)
     return tmp_path / "audit.jsonl"
 
 
