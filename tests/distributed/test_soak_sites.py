@@ -3,7 +3,7 @@ checkpoints, cut and flapping links. All renew their certificates, and in some s
 
 Nobody hangs, everybody finishes, nothing is lost, and the models are as good as those of an undisturbed run. A revoked
 site is not heard of again. One limit is known (docs/deploy.md): parts of a ring that were too long apart clip each
-other to the end. Then the accuracy is not compared.
+other to the end, and know nothing of each other's digits. Such a schedule is reported as an expected failure.
 """
 
 import os
@@ -25,7 +25,7 @@ from owners import write_data
 from quasiglobal.peers.audit import Story, Trail
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.building import data_of
-from quasiglobal.runs.checkpoints import newest_of_parts
+from quasiglobal.runs.checkpoints import newest_of_parts, parts_of
 from quasiglobal.runs.export import export
 from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
@@ -108,7 +108,7 @@ class FourHosts:
 
     def clips(self, k):
         """Whether a node clips models to the end."""
-        edges = [record["edges"].values() for record in self.run(k).records()[-2:]]
+        edges = [one["edges"].values() for one in parts_of(self.run(k).folder)[0].read_measures()[-2:]]
         before, last = (sum(edge["clipped"] for edge in one) for one in edges)
         return last > before
 
@@ -187,8 +187,9 @@ def test_a_random_schedule_of_faults_between_sites_is_survived(tmp_path, owners,
         assert trail.breaks == {}
         assert min(2, four.starts[k]) <= len(story.processes) <= four.starts[k], "one may be killed before it trains"
         assert story.processes[-1]["end"] == "finished"
-    if any(four.clips(k) for k in left):
-        print("parts of the ring clip each other to the end")
-        return
     everybody = [export(undisturbed, str(k)) for k in left]
-    assert four.score(left) >= score(everybody, left, tmp_path, four.run(left[0]).experiment) - POINTS
+    reached, expected = four.score(left), score(everybody, left, tmp_path, four.run(left[0]).experiment)
+    print("accuracy:", reached, "undisturbed:", expected)
+    if reached < expected - POINTS and any(four.clips(k) for k in left):
+        pytest.xfail("parts of the ring clip each other to the end (docs/deploy.md)")
+    assert reached >= expected - POINTS
