@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from commands import wait_for
+from commands import QG, wait_for
 from connections import at_once, channels, soon
 from federations import Sites, free_ports
 from owners import Owners
@@ -32,7 +32,7 @@ from quasiglobal.peers.bandwidth import Cap, read_bandwidth
 from quasiglobal.peers.certificates import now
 from quasiglobal.peers.dialling import CREDENTIALS, Proxy, read_proxy
 from quasiglobal.peers.edge import Edge, Expected, Lost, Refused
-from quasiglobal.peers.greeting import ask_to_meet, refuse
+from quasiglobal.peers.greeting import refuse
 from quasiglobal.peers.membership import Membership, Terms
 from quasiglobal.peers.reports import MOST_REPORTS
 from quasiglobal.peers.sites import SiteOpener
@@ -92,27 +92,12 @@ def test_nodes_behind_a_proxy_and_a_relay_get_what_the_simulator_gets(tmp_path):
 
 @pytest.mark.slow
 def test_a_relay_has_written_its_result_while_it_stays_for_others_and_sigterm_ends_it(tmp_path):
-    """A site that has finished keeps asking for another one."""
-    of, three, held, done = Relayed(tmp_path), Three(tmp_path, "complete:3"), [], threading.Event()
-
-    def asks():
-        while not done.wait(0.5):
-            with suppress(OSError, Lost):
-                context = of.folders[1].client_context()
-                context.set_alpn_protocols([relay.PROTOCOL])
-                host, port = of.addresses[2].split(":")
-                connection = context.wrap_socket(socket.create_connection((host, int(port)), 5))
-                ask_to_meet(connection, 0, soon(5))
-                held.append(relay.bare(connection))
-
+    of, three = Relayed(tmp_path), Three(tmp_path, "complete:3")
+    busy = "from quasiglobal import cli; from quasiglobal.peers.relay import Relay; Relay.busy = True; cli.main()"
+    programs = {2: ("-c", busy)}                            # as if a site waited there for ever
     with ExitStack() as stack:
         stack.callback(three.close)
-        nodes = [three.join(k, of.folders[k], "--device", "cpu") for k in range(3)]
-        wait_for(lambda: [*tmp_path.glob("runs2/*/audit.jsonl")] and audit(tmp_path, 2, "relay opened"))
-        asking = threading.Thread(target=asks)
-        asking.start()
-        stack.callback(asking.join)
-        stack.callback(done.set)
+        nodes = [three.join(k, of.folders[k], program=programs.get(k, QG)) for k in range(3)]
         for k in (0, 1):
             three.said(nodes[k], k)
         wait_for(lambda: list(tmp_path.glob("runs2/*/summary.json")))
@@ -121,8 +106,6 @@ def test_a_relay_has_written_its_result_while_it_stays_for_others_and_sigterm_en
         nodes[2].send_signal(signal.SIGTERM)
         three.said(nodes[2], 2)
     assert audit(tmp_path, 2, "finished")[0]["status"] == "finished"
-    for one in held:
-        one.close()
 
 
 @pytest.mark.slow
