@@ -274,7 +274,7 @@ def audit(
     """
     path = run / AUDIT if run.is_dir() else run
     trail = Trail.read(path)
-    story, place = Story(trail.lines), trail.place_of(hash) if hash else 0
+    story, place = Story(trail.lines), trail.place_of(hash or "")
     if json:
         print_json({
             "file": str(path), "lines": len(trail.hashes), "not_chained": trail.unchained, "torn": trail.torn,
@@ -288,7 +288,7 @@ def audit(
             console.print(line, soft_wrap=True)
         if place and not any(number <= place for number in trail.breaks):
             console.print(f"The given hash is that of line {place}: all lines up to it are as they were then.")
-    if hash and not place:
+    if hash is not None and not place:
         raise InputError(f"no line of {path} has the given hash: it was rewritten, or its last lines are missing")
     if trail.breaks:
         (number, why), *others = trail.breaks.items()
@@ -327,7 +327,7 @@ def _chain_in_words(trail: Trail) -> Iterator[str]:
     if trail.torn:
         yield f"A crash tore line {' and '.join(map(str, trail.torn))}."
     if not trail.breaks:
-        yield f"The chain of {len(trail.hashes)} lines does not break. The last hash is"
+        yield f"The chain of {len(trail.hashes) - trail.unchained} lines does not break. The last hash is"
     else:
         yield "The chain breaks. The last hash is"
     yield f"    {trail.last_hash}"
