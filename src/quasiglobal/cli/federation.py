@@ -21,7 +21,7 @@ from quasiglobal.peers.audit import AUDIT, Story, Trail
 from quasiglobal.peers.certificates import fingerprint, read_text, spoken
 from quasiglobal.peers.federation_file import Federation, Site
 from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
-from quasiglobal.runs.constants import KIND, Share, add_to, read_share, share_of, terms
+from quasiglobal.runs.constants import KIND, Share, add_to, doubts, read_share, share_of, terms
 from quasiglobal.topology.parsing import count_nodes, pairs_of
 
 FederationFolder = Annotated[Path, arg(metavar="FOLDER", help="The organiser's folder.")]
@@ -139,6 +139,8 @@ def pool(
         "site": "site", "examples": "examples", "mean": lambda row: _short(row["mean"]),
         "std": lambda row: _short(deviations(row["variance"])),
     }).show()
+    for doubt in doubts(shares):
+        console.print(f"⋆ {doubt}", soft_wrap=True)
     if left := [site.name for site in found.sites if site.name not in shares]:
         console.print(f"Without {', '.join(left)}, of which no file was named.")
     say_written([experiment])
