@@ -12,6 +12,15 @@ class InputError(ValueError):
     """Invalid user input. The command line prints the message and exits with status 2."""
 
 
+def printable(text: str, keep: str = "\n\t") -> str:
+    """The text with ? for control characters: names in files, and neighbours' texts, may have commands of a terminal.
+
+    >>> printable(f"{chr(27)}[31mred")
+    '?[31mred'
+    """
+    return "".join(sign if sign.isprintable() or sign in keep else "?" for sign in text)
+
+
 def whole(value: object) -> int | None:
     """Convert a value of an integer type, Python's or NumPy's, to int; None for other values.
 

@@ -218,3 +218,20 @@ def test_damaged_records_are_left_out(monkeypatch, capsys, tmp_path):
     assert inside(monkeypatch, capsys, "runs", str(tmp_path))[0] == 0
     assert inside(monkeypatch, capsys, "compare", folder)[0] == 0
     assert inside(monkeypatch, capsys, "plot", folder, "--out", str(tmp_path / "curves.png"))[0] == 0
+
+
+ESCAPES = "\x1b[31mred\x1b]0;title\x07\x9b2J\u202e"
+"""Commands of a terminal: a colour, a title, an erased screen, and text from right to left."""
+
+
+def test_names_in_files_do_not_command_the_terminal(monkeypatch, capsys, tmp_path):
+    (tmp_path / "mailed.toml").write_text(f"model = {json.dumps(f'own:{ESCAPES}@12345678')}\n")
+    status, _, err = inside(monkeypatch, capsys, "check", str(tmp_path / "mailed.toml"), "--topology", "ring:4")
+    assert status == 2
+    line = {"time": "2026-01-01T10:00:00Z", "event": "refused", "reason": ESCAPES}
+    (tmp_path / "audit.jsonl").write_text(f"{json.dumps(line)}\n")
+    status, shown, _ = inside(monkeypatch, capsys, "site", "audit", str(tmp_path))
+    assert status == 0
+    for text in (err, shown):
+        assert "red" in text
+        assert not {*ESCAPES} & {*text} & {"\x1b", "\x07", "\x9b", "\u202e"}

@@ -133,6 +133,7 @@ def test_what_does_not_fit_is_one_sentence_and_changes_nothing(sites):
         *((wrong, "impossible") for wrong in (
             {"examples": 0}, {"mean": [0.1]}, {"variance": [0.1, 0.1, -1.0]}, {"mean": [0.1, 0.1, float("nan")]},
             {"mean": [0.1, 0.1, 10**400]}, {"classes": "0"}, {"classes": [[]]}, {"shape": [3, -5, 6]}, {"more": 1},
+            {"shape": []}, {"examples": 10**400}, {"examples": 10**13}, {"classes": ["9" * 5000]},
         )),
         ({"shape": [3, 5, 5]}, "the shape at aachen is [3, 5, 5], but at basel [3, 5, 6]"),
         ({"classes": ["benign"]}, "only one of aachen and basel has numbers for classes"),
@@ -149,5 +150,23 @@ def test_what_does_not_fit_is_one_sentence_and_changes_nothing(sites):
     status, _, err = sites.pool(*paths[1:], experiment="has.toml")
     assert status == 2
     assert "has.toml has another mean, [0.5, 0.5, 0.5]; delete this line, then run the command again" in err
+    Path("kept.json").write_text("{}")
+    assert "kept.json is JSON; name the experiment's TOML file" in sites.pool(*paths[1:], experiment="kept.json")[2]
+    assert Path("kept.json").read_text() == "{}"
     Path("order.toml").write_text('classes = ["3", "2", "1", "0", "rare"]\n')
     assert sites.pool(*paths[1:], experiment="order.toml")[0] == 0      # more classes, in an order of the user's own
+
+
+@pytest.mark.parametrize(("changes", "doubt"), [
+    ({}, None),
+    ({"examples": 10**9}, "cork has 100 % of all examples; ask whether that is so"),
+    ({"mean": [0.0, 0.0, 9e9]}, "cork has a mean or a spread far from the others', of channel 2; ask whether its data"),
+    ({"variance": [0.0, 1e9, 0.0]}, "cork has a mean or a spread far from the others', of channel 1; ask whether its"),
+])
+def test_a_site_that_decides_the_constants_by_unusual_numbers_is_named(sites, changes, doubt):
+    paths = [sites.told(name)[1] for name in NAMES[:2]]
+    signed = json.loads(paths[0].read_bytes())
+    document = {key: value for key, value in signed.items() if key not in ("signature", "federation", "site")}
+    status, out, _ = sites.pool(*paths, sites.folders[2].sign("constants", document | changes))
+    assert status == 0
+    assert doubt in out if doubt else "⋆" not in out

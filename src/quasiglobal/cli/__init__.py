@@ -17,7 +17,7 @@ from textwrap import dedent, fill
 from typing import NoReturn, TextIO
 
 import quasiglobal
-from quasiglobal.errors import InputError, unknown
+from quasiglobal.errors import InputError, printable, unknown
 
 CommandGroups = dict[str, dict[str, tuple[str, str]]]
 """Titles of groups, and in each group the commands: its module, and its line in `qg --help`."""
@@ -169,7 +169,7 @@ def _help() -> str:
 
 def _refuse(why: object) -> NoReturn:
     """Print the error and exit with status 2."""
-    print(wrapped(f"qg: {why}", sys.stderr), file=sys.stderr)
+    print(wrapped(printable(f"qg: {why}"), sys.stderr), file=sys.stderr)
     sys.exit(2)
 
 

@@ -21,7 +21,7 @@ from quasiglobal.peers.audit import AUDIT, Story, Trail
 from quasiglobal.peers.certificates import fingerprint, read_text, spoken
 from quasiglobal.peers.federation_file import Federation, Site
 from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
-from quasiglobal.runs.constants import KIND, Share, add_to, read_share, share_of, terms
+from quasiglobal.runs.constants import KIND, Share, add_to, doubts, read_share, share_of, terms
 from quasiglobal.topology.parsing import count_nodes, pairs_of
 
 FederationFolder = Annotated[Path, arg(metavar="FOLDER", help="The organiser's folder.")]
@@ -139,6 +139,8 @@ def pool(
         "site": "site", "examples": "examples", "mean": lambda row: _short(row["mean"]),
         "std": lambda row: _short(deviations(row["variance"])),
     }).show()
+    for doubt in doubts(shares):
+        console.print(f"⋆ {doubt}", soft_wrap=True)
     if left := [site.name for site in found.sites if site.name not in shares]:
         console.print(f"Without {', '.join(left)}, of which no file was named.")
     say_written([experiment])
@@ -274,7 +276,7 @@ def audit(
     """
     path = run / AUDIT if run.is_dir() else run
     trail = Trail.read(path)
-    story, place = Story(trail.lines), trail.place_of(hash) if hash else 0
+    story, place = Story(trail.lines), trail.place_of(hash or "")
     if json:
         print_json({
             "file": str(path), "lines": len(trail.hashes), "not_chained": trail.unchained, "torn": trail.torn,
@@ -288,7 +290,7 @@ def audit(
             console.print(line, soft_wrap=True)
         if place and not any(number <= place for number in trail.breaks):
             console.print(f"The given hash is that of line {place}: all lines up to it are as they were then.")
-    if hash and not place:
+    if hash is not None and not place:
         raise InputError(f"no line of {path} has the given hash: it was rewritten, or its last lines are missing")
     if trail.breaks:
         (number, why), *others = trail.breaks.items()
@@ -327,7 +329,7 @@ def _chain_in_words(trail: Trail) -> Iterator[str]:
     if trail.torn:
         yield f"A crash tore line {' and '.join(map(str, trail.torn))}."
     if not trail.breaks:
-        yield f"The chain of {len(trail.hashes)} lines does not break. The last hash is"
+        yield f"The chain of {len(trail.hashes) - trail.unchained} lines does not break. The last hash is"
     else:
         yield "The chain breaks. The last hash is"
     yield f"    {trail.last_hash}"

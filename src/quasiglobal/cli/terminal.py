@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import TextIO
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Column, Table
 
 from quasiglobal.cli import discard_output, wrapped
 from quasiglobal.common.files import Json, as_line, finite, markdown_table
 from quasiglobal.data.shards import showing
+from quasiglobal.errors import printable
 from quasiglobal.runs.callbacks import utilisation
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.training.experiment import grouped
@@ -30,7 +32,17 @@ from quasiglobal.training.metrics import Ranking, Record, number, ranking
 
 
 class PatientConsole(Console):
-    """A console that stops printing if its reader closes the pipe; the training continues."""
+    """A console that stops printing if its reader closes the pipe; the training continues.
+
+    It prints no control characters but its own.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """The segments of a renderable, printable."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
 
     def on_broken_pipe(self) -> None:
         """Print nothing more."""
@@ -277,7 +289,7 @@ class LogLines(logging.Handler):
         if record.levelno < logging.WARNING:
             console.print(line, soft_wrap=True)
         else:
-            print(line, file=sys.stderr)
+            print(printable(line), file=sys.stderr)
 
 
 def _now(shown: bool) -> str:

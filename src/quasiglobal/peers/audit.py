@@ -119,7 +119,7 @@ class Trail:
                 if values:
                     found.lines.append({"line": number} | values)
                 if _is_chained(line):
-                    if values["before"] != expected:
+                    if values["before"] != expected or ("torn" in values) != (found.torn[-1:] == [number - 1]):
                         found.breaks[number] = CHANGED
                 elif number == found.unchained + 1:
                     found.unchained = number
@@ -159,7 +159,7 @@ class Story:
         for line in lines:
             try:
                 known.get(line.get("event"), self.events.append)(line)
-            except (KeyError, TypeError, ValueError, IndexError, AttributeError):     # this library did not write it
+            except (LookupError, TypeError, ValueError, OverflowError, AttributeError):   # not written by us
                 self.events.append(line)
 
     def _started(self, line: Json) -> None:

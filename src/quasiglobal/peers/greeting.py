@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 
 from quasiglobal.common.files import Json
+from quasiglobal.errors import printable
 from quasiglobal.peers.certificates import minute, now
 from quasiglobal.peers.edge import Lost, Refused
 from quasiglobal.peers.tls import trouble
@@ -144,7 +145,7 @@ def _text(value: object) -> str:
     """A string that is safe to log; raise `Refused` if the value is no short string."""
     if type(value) is not str or len(value) > MOST:
         raise Refused(FOREIGN)
-    return "".join(sign if sign.isprintable() else "?" for sign in value)[:300]
+    return printable(value, keep="")[:300]
 
 
 def _send(connection: socket.socket, words: Json, deadline: float) -> None:

@@ -7,7 +7,7 @@ federation constants`). The organiser learns what `Share` has; the other sites l
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,16 @@ KIND = "constants"
 
 MOST = 1e100
 """Limit on a mean or a variance, which NaN is not below either."""
+
+
+MOST_EXAMPLES = 10**12
+"""Limit on a number of examples."""
+
+LONGEST = 200
+"""Limit on the length of the name of a class or a column."""
+
+FAR, LARGE = 10, 0.9
+"""A site is doubted if its mean is as many standard deviations from the others', or its examples this share of all."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +95,27 @@ def terms(shares: Mapping[str, Share]) -> dict[str, list[Any]]:
     return {name: values for name, values in found.items() if values}
 
 
+def doubts(shares: Mapping[str, Share]) -> Iterator[str]:
+    """Sentences about sites that decide the result by unusual numbers, by mistake or on purpose."""
+    parts = {site: (share.examples, share.mean, share.variance) for site, share in shares.items() if share.mean}
+    total = sum(share.examples for share in shares.values())
+    for site, (examples, mean, variance) in parts.items() if len(parts) > 1 else ():
+        usual, spread_of_others = pooled([part for other, part in parts.items() if other != site])
+        others, own = deviations(spread_of_others), deviations(variance)
+        if examples > LARGE * total:
+            yield f"{site} has {100 * examples / total:.3g} % of all examples; ask whether that is so"
+        far = [
+            at for at, scale in enumerate(others) if abs(mean[at] - usual[at]) > FAR * scale or own[at] > FAR * scale
+        ]
+        if far:
+            what = ", ".join(shares[site].features[at] if shares[site].features else f"channel {at}" for at in far[:3])
+            yield f"{site} has a mean or a spread far from the others', of {what}; ask whether its data are scaled alike"
+
+
 def add_to(path: Path, constants: Mapping[str, list[Any]]) -> None:
     """Add the constants to an experiment; refuse to change any that it has. It may have more classes, in any order."""
+    if path.suffix == ".json":
+        raise InputError(f"{path} is JSON; name the experiment's TOML file")
     from_toml(path)
     there, added = read_settings(path), ""
     for name, values in constants.items():
@@ -110,10 +139,12 @@ def _checked(said: Json, where: str) -> Share:
         share = Share(examples=whole(said["examples"]) or 0, **{name: tuple(said[name]) for name in lists})
         if (
             all(isinstance(one, str) and one.isprintable() for one in share.classes + share.features)
+            and max(map(len, share.classes + share.features), default=0) <= LONGEST
+            and 0 <= share.examples <= MOST_EXAMPLES
             and all((whole(side) or 0) > 0 for side in share.shape)
             and all(isinstance(one, float) and abs(one) < MOST for one in share.mean + share.variance)
             and all(one >= 0 for one in share.variance)
-            and len(share.mean) == len(share.variance) == (share.shape[0] if share.examples > 0 else 0)
+            and len(share.mean) == len(share.variance) == (share.shape[:1] or (0,))[0] * (share.examples > 0)
         ):
             return share
     raise InputError(f"{where} has impossible constants; ask the site to run `qg site constants` again")
