@@ -78,7 +78,7 @@ def split(
             "the partition iid, by:COLUMN, a function (targets, n, rng), or a list with one data set per node"
         )
     if name == "shards":
-        if not argument.isdigit() or int(argument) < 1:
+        if not argument.isdecimal() or int(argument) < 1:
             raise InputError(f"shards needs the number of shards per node, as in shards:2, got {argument!r}")
         return shards(labels, n, int(argument), seed)
     if kind in DIRICHLET:

@@ -238,7 +238,7 @@ def rank_of(train: str) -> int | None:
     quasiglobal.errors.InputError: train must be all, head or lora:RANK, such as lora:8, got 'tail'
     """
     kind, _, rank = train.partition(":")
-    if kind == "lora" and rank.isdigit() and int(rank) > 0:
+    if kind == "lora" and rank.isdecimal() and int(rank) > 0:
         return int(rank)
     if train not in ("all", "head"):
         raise InputError(f"train must be all, head or lora:RANK, such as lora:8, got {train!r}")

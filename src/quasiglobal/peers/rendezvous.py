@@ -41,7 +41,7 @@ def serve(host: str, port: int) -> TCPStore:
 
 def meet(host: str, port: str, timeout: float) -> TCPStore:
     """Connect to the store served at this address."""
-    if port.isdigit():
+    if port.isdecimal():
         _check_port(int(port))
     try:
         return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
@@ -86,7 +86,7 @@ def join(timeout: float = 60.0) -> tuple[Store, int, int]:
         )
     rank, size, host, port = (os.environ[name] for name in VARIABLES)
     hosted_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if rank == "0" and not hosted_elsewhere and port.isdigit():
+    if rank == "0" and not hosted_elsewhere and port.isdecimal():
         store = serve(host, int(port))
     else:
         store = meet(host, port, timeout)

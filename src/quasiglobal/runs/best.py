@@ -121,7 +121,7 @@ def kept_in(run: Path) -> list[Kept]:
 def best_state(run: Path, node: str) -> NamedRows:
     """The state_dict of a node's best model; raise InputError if the run folder has none."""
     known = [one.node for one in kept_in(run)]
-    if not node.isdigit() or int(node) not in known:
+    if not node.isdecimal() or int(node) not in known:
         has = f"those of {', '.join(map(str, known))}" if known else "none: --keep-best keeps them during the training"
         raise InputError(f"{run} has no best model of node {node}; it has {has}")
     return load_file(path_of(run, int(node)))

@@ -122,7 +122,7 @@ def topologies(folder: Path) -> set[str]:
 
 def _notes(folder: Path) -> list[Path]:
     """The JSON file of each checkpoint, oldest first."""
-    return sorted(note for note in folder.glob("*.json") if note.stem.isdigit())
+    return sorted(note for note in folder.glob("*.json") if note.stem.isdecimal())
 
 
 DAMAGE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
@@ -262,7 +262,7 @@ class Part:
 
     def tested_epochs(self) -> set[int]:
         """Epochs with models left for the test of the average."""
-        return {int(path.stem) for path in self._tested.glob("*.safetensors") if path.stem.isdigit()}
+        return {int(path.stem) for path in self._tested.glob("*.safetensors") if path.stem.isdecimal()}
 
     def read_tested(self, epoch: int) -> NamedRows | None:
         """The models of a tested epoch; None if they are missing or unreadable."""

@@ -109,7 +109,7 @@ def doubts(shares: Mapping[str, Share]) -> Iterator[str]:
         ]
         if far:
             what = ", ".join(shares[site].features[at] if shares[site].features else f"channel {at}" for at in far[:3])
-            yield f"{site} has a mean or a spread far from the others', of {what}; ask whether its data are scaled alike"
+            yield f"{site} has a mean or spread of {what} far from the others'; ask whether its data are scaled alike"
 
 
 def add_to(path: Path, constants: Mapping[str, list[Any]]) -> None:

@@ -117,7 +117,7 @@ def export(run: Run, node: str, data_dir: Path | None = None, best: bool = False
     With `best`, export the node's best model so far.
     """
     rows, nodes = run.rows()
-    if node != "average" and not (node.isdigit() and int(node) in nodes):
+    if node != "average" and not (node.isdecimal() and int(node) in nodes):
         known = f"one of {nodes[0]} to {nodes[-1]}" if len(nodes) > 1 else str(nodes[0])
         raise InputError(f"node must be average or {known}, got {node!r}")
     experiment = _in_its_terms(run, data_dir)

@@ -150,7 +150,7 @@ def _number(place: MeetingPlace) -> int:
     if isinstance(place, InFederation):
         return SiteFolder(place.folder).own().node
     host, _, port = place.address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise InputError(f"rendezvous must be HOST:PORT, got {place.address!r}")
     return place.node
 

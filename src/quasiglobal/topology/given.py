@@ -86,7 +86,7 @@ def _read_edge_list(path: str) -> tuple[Network, bool]:
     """Read a graph, and whether its links have weights. Spaces or commas separate words; nodes are sorted by name."""
     links: dict[frozenset[str], float | None] = {}
     table = [line.partition("#")[0].replace(",", " ").split() for line in _lines(path)]
-    numbered = all(word.isdigit() for words in [words for words in table if words][1:] for word in words[:2])
+    numbered = all(word.isdecimal() for words in [words for words in table if words][1:] for word in words[:2])
     for number, words in enumerate(table, start=1):
         titles = [word.lower() for word in words[:2]]
         named = titles in HEADERS or (numbered and len(table) > 1 and not any(map(str.isdigit, titles)))
