@@ -124,7 +124,7 @@ def open_edge(
             def accepted() -> int:
                 needed()
                 text = place.get("offer") if place.check(["offer"]) else b""
-                offer = int(text) if text.isdecimal() and len(text) <= len(str(MOST_GENERATION)) else 0
+                offer = int(text) if text.isdigit() and len(text) <= len(str(MOST_GENERATION)) else 0
                 return offer if 0 < offer <= MOST_GENERATION and takes(offer) else 0
 
             generation = until(accepted, seconds)
