@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from small_runs import SHORT, settled
 
 import quasiglobal as qg
@@ -43,6 +44,13 @@ def test_a_bad_export_is_one_sentence(tmp_path):
     for path in (tmp_path / "junk", tmp_path / "nowhere"):
         with pytest.raises(qg.InputError, match="cannot read a model from"):
             read(path)
+
+
+@pytest.mark.parametrize("metadata", [{"experiment": "[" * 100_000}, {"experiment": "{}", "features": "[" * 100_000}])
+def test_metadata_by_mail_that_is_nested_without_end_is_one_sentence(tmp_path, metadata):
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors", metadata)
+    with pytest.raises(qg.InputError, match="was not written by `qg export`: its metadata names no model"):
+        read(tmp_path / "model.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,8 @@ def test_bad_input(monkeypatch):
         "3 examples cannot be split among 4 nodes": (LABELS[:3], 4, "iid"),
         "did you mean 'dirichlet'": (LABELS, 4, "dirichlett"),
         "shards needs the number of shards per node, as in shards:2, got ''": (LABELS, 4, "shards"),
+        "shards needs the number of shards per node, as in shards:2, got '9999": (LABELS, 4, "shards:" + "9" * 5000),
+        "as in shards:2, got '²'": (LABELS, 4, "shards:²"),
         "too few for 8000 shards": (LABELS, 4, "shards:2000"),
         "unknown column 'site'; there is none": (LABELS, 4, "by:site"),
         "take a larger alpha": (np.zeros(100, dtype=np.int64), 10, "dirichlet", 0.001),

@@ -270,6 +270,15 @@ def test_what_a_killed_process_left_half_written_is_passed_over(tmp_path):
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["000001", "000001", "000002", "000002"]
 
 
+@pytest.mark.parametrize(("name", "text"), [("000002", "[" * 100_000), ("²", "{}"), ("000003", "[]")])
+def test_a_note_that_is_no_checkpoints_is_passed_over(tmp_path, name, text):
+    checkpoints.save(tmp_path, Checkpoint({"x": torch.zeros(2, 3)}, 1))
+    (tmp_path / f"{name}.json").write_text(text)
+    found = checkpoints.newest(tmp_path)
+    assert found is not None
+    assert (found.epochs, checkpoints.intact(tmp_path)) == (1, {1})
+
+
 def test_a_later_checkpoint_of_a_process_does_not_push_out_the_common_ones(tmp_path):
     """As of a process that had saved when another was killed: all resume from an earlier epoch."""
     parts = [Part(tmp_path, k, [k]) for k in range(2)]

@@ -44,6 +44,10 @@ def test_a_folder_and_its_content_become_their_owners_alone(tmp_path):
     assert [mode(path) for path in (folder, folder / "parts", folder / "parts/file")] == [0o700, 0o700, 0o600]
     assert mode(tmp_path / "elsewhere") == 0o644
     assert make_private(folder) == 0
+    folder.chmod(0o755)
+    (tmp_path / "elsewhere on a disk").symlink_to(folder)
+    assert make_private(tmp_path / "elsewhere on a disk") == 0o755
+    assert mode(folder) == 0o700
     assert make_private(tmp_path / "missing") == 0
 
 

@@ -96,7 +96,10 @@ def read_json(path: Path) -> Json:
 
 
 def _object(text: bytes) -> Json:
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     return value
@@ -107,7 +110,7 @@ def make_private(folder: Path) -> int:
 
     Raise InputError if a mode cannot be changed.
     """
-    found = 0
+    found, folder = 0, folder.resolve()                     # it may be a link to another disk
     for path in (folder, *folder.rglob("*")) if sys.platform != "win32" else ():
         with suppress(FileNotFoundError):                   # it does not exist yet, or was replaced meanwhile
             if path.is_symlink() or not (mode := _open_mode(path)):

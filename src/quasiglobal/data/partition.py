@@ -9,6 +9,7 @@ T.-M. H. Hsu, H. Qi, M. Brown: Measuring the effects of non-identical data distr
 from __future__ import annotations
 
 import hashlib
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
@@ -78,8 +79,8 @@ def split(
             "the partition iid, by:COLUMN, a function (targets, n, rng), or a list with one data set per node"
         )
     if name == "shards":
-        if not argument.isdecimal() or int(argument) < 1:
-            raise InputError(f"shards needs the number of shards per node, as in shards:2, got {argument!r}")
+        if not re.fullmatch(r"[1-9][0-9]{0,8}", argument):
+            raise InputError(f"shards needs the number of shards per node, as in shards:2, got {argument[:50]!r}")
         return shards(labels, n, int(argument), seed)
     if kind in DIRICHLET:
         if not 0 < alpha < float("inf"):

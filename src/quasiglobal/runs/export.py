@@ -166,7 +166,7 @@ def read(path: Path) -> Exported:
         if (path / "experiment.json").is_file():
             raise InputError(f"{path} is a run; export its model first: qg export {path}") from None
         raise InputError(f"cannot read a model from {path}; `qg export RUN --out FOLDER` writes one") from None
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, RecursionError):
         raise InputError(f"{path} was not written by `qg export`: its metadata names no model") from None
     if (path / LANGUAGE).is_dir():                          # all that the model needs is in the folder
         experiment = replace(experiment, model=f"{PREFIX}{path / LANGUAGE}", pretrained=False)

@@ -250,7 +250,7 @@ def read_run(folder: Path) -> Run:
         folder = Path("runs") / folder
     try:
         values = read_json(folder / "experiment.json")
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         raise InputError(f"{folder} is not a run: {_why_no_run(folder)}") from None
     own_code.read_from(folder / "experiment.json", values)
     return RunFolder(folder, from_mapping(values, str(folder / "experiment.json"))).read()
