@@ -621,6 +621,12 @@ def test_each_request_is_asked_for_by_itself(monkeypatch, capsys, tmp_path):
     assert "cork was not approved, so nothing was changed; compare its fingerprint by telephone, or leave out" in err
     assert organiser.read().sites == ()
     assert len(asked) == 3
+
+    def end(question):
+        raise EOFError
+
+    assert approved(end)[0] == 2
+    assert organiser.read().sites == ()
     status, out, _ = approved(lambda question: "y")
     assert status == 0
     for number, (name, (_, request)) in enumerate(requests.items()):

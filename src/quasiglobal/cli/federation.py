@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -396,7 +397,10 @@ def _confirm(
         return
     if not sys.stdin.isatty():
         raise InputError("compare the fingerprint by telephone, then run the command again with --yes")
-    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+    answer = ""
+    with suppress(EOFError):                                # Ctrl-D
+        answer = input(f"{question} [y/N] ")
+    if answer.strip().lower() not in ("y", "yes"):
         raise InputError(refused)
 
 
