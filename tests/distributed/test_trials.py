@@ -49,9 +49,9 @@ def test_a_pause_of_ten_timeouts_is_made_up_for(tmp_path, two, monkeypatch):
     time.sleep(10)
     os.kill(nodes[0].pid, signal.SIGCONT)
     said = [pair.said(process, k) for k, process in enumerate(nodes)]
-    assert "process 1 continues without process 0" in said[1]
+    assert "node 1 (site1) continues without node 0 (site0)" in said[1]
     for k in range(2):
-        assert f"process {k} reconnected to process {1 - k}" in said[k]
+        assert f"node {k} (site{k}) reconnected to node {1 - k} (site{1 - k})" in said[k]
         finished(tmp_path / f"runs{k}", k, 200)
 
 
@@ -95,7 +95,7 @@ def test_a_full_disk_at_one_site_is_one_sentence_and_the_site_comes_back(tmp_pat
         assert said[-1].startswith("qg: cannot write runs0/")
         assert "No space left on device" in said[-1]
         assert not any("Traceback" in line for line in said)
-        wait_for(lambda: "process 1 continues without process 0" in pair.log(1).read_text())
+        wait_for(lambda: "node 1 (site1) continues without node 0 (site0)" in pair.log(1).read_text())
         subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
         pair.said(pair.join(0, sites.folders[0], *words), 0)
         pair.said(nodes[1], 1)
